@@ -1,0 +1,128 @@
+#include "fused_update.h"
+
+#include <memory>
+#include <type_traits>
+
+#include "parallel.h"
+#include "row_kernel.h"
+#include "run_with_capability.h"
+
+namespace torchrec_ext::cpu {
+namespace {
+
+// Rows with more lookups than this are summed by all threads, chunk by chunk.
+constexpr int64_t kLongRow = 1024;
+constexpr int64_t kRowsPerBlock = 128;
+constexpr int64_t kChunksPerBlock = 16;
+
+struct Chunk {
+  int64_t begin;
+  int64_t end;
+  int64_t dim;
+};
+
+struct ChunkSums {
+  std::vector<int64_t> long_rows;  // [segments], or empty where no row is long
+  std::unique_ptr<float[]> sums;   // [chunks, max_dim]
+};
+
+std::vector<Chunk> find_chunks(const Layout& layout, const Segments& segments, std::vector<int64_t>& long_rows) {
+  std::vector<Chunk> chunks;
+  for (int64_t s = 0; s < segments.count; ++s) {
+    const int64_t begin = segments.begins[s];
+    const int64_t end = segments.begins[s + 1];
+    if (end - begin <= kLongRow) {
+      continue;
+    }
+    if (long_rows.empty()) {
+      long_rows.assign(static_cast<size_t>(segments.count), -1);
+    }
+    long_rows[static_cast<size_t>(s)] = static_cast<int64_t>(chunks.size());
+    const int64_t dim = layout.table_of(segments.rows[s]).dim;
+    for (int64_t at = begin; at < end; at += kChunk) {
+      chunks.push_back({at, std::min(at + kChunk, end), dim});
+    }
+  }
+  return chunks;
+}
+
+ChunkSums sum_long_rows(const Layout& layout, const Segments& segments, const GradientSource& source) {
+  ChunkSums result;
+  const std::vector<Chunk> chunks = find_chunks(layout, segments, result.long_rows);
+  const int64_t count = static_cast<int64_t>(chunks.size());
+  if (count == 0) {
+    return result;
+  }
+  result.sums.reset(new float[static_cast<size_t>(count * layout.max_dim)]);
+  float* sums = result.sums.get();
+  for_each_block(count, kChunksPerBlock, slice_count(count * kChunk), [&](int64_t first, int64_t last) {
+    run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA {
+      for (int64_t c = first; c < last; ++c) {
+        const Chunk& chunk = chunks[static_cast<size_t>(c)];
+        source.sum_chunk(chunk.begin, chunk.end, chunk.dim, sums + c * layout.max_dim);
+      }
+    });
+  });
+  return result;
+}
+
+template <class Optimizer, class Rounding>
+void update_rows(const Optimizer& optimizer, const Rounding& rounding,
+                 const UpdateTask<typename Rounding::WeightType>& task, int64_t lookups) {
+  for_each_block(task.segments->count, kRowsPerBlock, slice_count(lookups), [&](int64_t first, int64_t last) {
+    RowRunner<Optimizer, Rounding> runner(optimizer, rounding, task);
+    run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA { runner.run(first, last); });
+  });
+}
+
+// Calls visit(optimizer) with the optimizer chosen by `type`, made from its hyperparameters.
+template <class Visitor>
+void visit_optimizer(OptimType type, const double* hyperparameters, Visitor&& visit) {
+  for_each_optimizer([&](OptimType candidate, const char*, const char*, auto tag) {
+    if (candidate == type) {
+      decltype(tag)::Type::select(hyperparameters, visit);
+    }
+  });
+}
+
+}  // namespace
+
+template <class Index, class Weight>
+BadLookup fused_update(const Layout& layout, const Batch<Index>& batch, const float* gradient, Weight* weights,
+                       const std::vector<float*>& states, const UpdateOptions& options) {
+  Segments segments;
+  Contributions contributions;
+  const BadLookup bad = sort_by_row(layout, batch, segments, contributions);
+  if (bad.bag >= 0) {
+    return bad;
+  }
+  const GradientSource source{gradient, segments.positions.get(), &contributions, options.max_gradient};
+  const ChunkSums chunk_sums = sum_long_rows(layout, segments, source);
+  const UpdateTask<Weight> task{&layout,
+                                &segments,
+                                source,
+                                weights,
+                                states,
+                                chunk_sums.sums.get(),
+                                chunk_sums.long_rows.empty() ? nullptr : chunk_sums.long_rows.data()};
+  visit_optimizer(options.optimizer, options.hyperparameters, [&](const auto& optimizer) {
+    if constexpr (std::is_same_v<Weight, Half>) {
+      if (options.stochastic_rounding) {
+        return update_rows(optimizer, StochasticRounding{options.seed, options.step}, task, batch.lookups);
+      }
+    }
+    update_rows(optimizer, NearestRounding<Weight>{}, task, batch.lookups);
+  });
+  return {};
+}
+
+#define TORCHREC_EXT_INSTANTIATE(Index, Weight)                                                                 \
+  template BadLookup fused_update(const Layout&, const Batch<Index>&, const float*, Weight*,                    \
+                                  const std::vector<float*>&, const UpdateOptions&)
+TORCHREC_EXT_INSTANTIATE(int32_t, float);
+TORCHREC_EXT_INSTANTIATE(int64_t, float);
+TORCHREC_EXT_INSTANTIATE(int32_t, Half);
+TORCHREC_EXT_INSTANTIATE(int64_t, Half);
+#undef TORCHREC_EXT_INSTANTIATE
+
+}  // namespace torchrec_ext::cpu

@@ -1,0 +1,132 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "../row_update.h"
+#include "../rounding.h"
+#include "gradient_sum.h"
+
+namespace torchrec_ext::cpu {
+
+// Everything that the update of a batch's rows reads, but for the optimizer and the rounding.
+template <class Weight>
+struct UpdateTask {
+  const Layout* layout;
+  const Segments* segments;
+  GradientSource source;
+  Weight* weights;
+  std::vector<float*> states;
+  // Chunk sums of long rows, computed beforehand: [chunk, max_dim] from long_rows[segment], which is -1 for other rows.
+  const float* chunk_sums;
+  const int64_t* long_rows;
+};
+
+template <class Optimizer, class Rounding>
+class RowRunner {
+ public:
+  using Weight = typename Rounding::WeightType;
+
+  RowRunner(const Optimizer& optimizer, const Rounding& rounding, const UpdateTask<Weight>& task)
+      : optimizer_(optimizer), rounding_(rounding), task_(task) {}
+
+  TORCHREC_EXT_INLINE void run(int64_t first, int64_t last) {
+    std::vector<float> buffer(static_cast<size_t>(2 * task_.layout->max_dim));
+    const Table* table = &task_.layout->table_of(task_.segments->rows[first]);
+    const Table* ahead_table = table;
+    for (int64_t s = first; s < std::min(first + kAhead, last); ++s) {
+      prefetch(s, ahead_table);
+    }
+    for (int64_t s = first; s < last; ++s) {
+      if (s + kAhead < last) {
+        prefetch(s + kAhead, ahead_table);
+      }
+      update(s, table, buffer.data());
+    }
+  }
+
+ private:
+  static constexpr int64_t kAhead = 8;
+  static constexpr int64_t kCacheLine = 64;
+  static constexpr int kStates = static_cast<int>(Optimizer::kStates.size());
+
+  TORCHREC_EXT_INLINE int64_t advance(int64_t segment, const Table*& table) const {
+    const int64_t row = task_.segments->rows[segment];
+    while (row >= table->first_row + table->rows) {
+      ++table;
+    }
+    return row - table->first_row;
+  }
+
+  TORCHREC_EXT_INLINE float* state_of(int k, const Table& table, int64_t row) const {
+    const int64_t stride = Optimizer::kStates[static_cast<size_t>(k)].rowwise ? 1 : table.dim;
+    return task_.states[static_cast<size_t>(k)] + table.state_offsets[k] + row * stride;
+  }
+
+  template <class Value>
+  static TORCHREC_EXT_INLINE void prefetch_lines(const Value* values, int64_t count) {
+    const char* line = reinterpret_cast<const char*>(values);
+    for (int64_t byte = 0; byte < count * static_cast<int64_t>(sizeof(Value)); byte += kCacheLine) {
+      __builtin_prefetch(line + byte, 1);
+    }
+  }
+
+  TORCHREC_EXT_INLINE void prefetch(int64_t segment, const Table*& table) const {
+    const int64_t row = advance(segment, table);
+    prefetch_lines(task_.weights + table->weights_offset + row * table->dim, table->dim);
+    for (int k = 0; k < kStates; ++k) {
+      prefetch_lines(state_of(k, *table, row), Optimizer::kStates[static_cast<size_t>(k)].rowwise ? 1 : table->dim);
+    }
+    const float* gradient = task_.source.row(task_.segments->begins[segment]);
+    for (int64_t column = 0; column < table->dim; column += kCacheLine / 4) {
+      __builtin_prefetch(gradient + column);
+    }
+  }
+
+  TORCHREC_EXT_INLINE void update(int64_t segment, const Table*& table, float* sum) {
+    const int64_t row = advance(segment, table);
+    const int64_t dim = table->dim;
+    sum_gradient(segment, dim, sum, sum + task_.layout->max_dim);
+    float* states[kMaxStates] = {};
+    for (int k = 0; k < kStates; ++k) {
+      states[k] = state_of(k, *table, row);
+    }
+    rounding_.begin_row(static_cast<uint64_t>(table->first_row + row));
+    update_row(optimizer_, rounding_, task_.weights + table->weights_offset + row * dim, states, sum, dim);
+  }
+
+  TORCHREC_EXT_INLINE void sum_gradient(int64_t segment, int64_t dim, float* __restrict__ sum,
+                                        float* __restrict__ chunk) const {
+    const int64_t begin = task_.segments->begins[segment];
+    const int64_t end = task_.segments->begins[segment + 1];
+    const int64_t long_row = task_.long_rows == nullptr ? -1 : task_.long_rows[segment];
+    if (long_row < 0) {
+      task_.source.sum_chunk(begin, std::min(begin + kChunk, end), dim, sum);
+    } else {
+      std::copy_n(chunk_sum(long_row), dim, sum);
+    }
+    int64_t chunk_number = 1;
+    for (int64_t at = begin + kChunk; at < end; at += kChunk, ++chunk_number) {
+      const float* addend = chunk;
+      if (long_row < 0) {
+        task_.source.sum_chunk(at, std::min(at + kChunk, end), dim, chunk);
+      } else {
+        addend = chunk_sum(long_row + chunk_number);
+      }
+      for (int64_t column = 0; column < dim; ++column) {
+        sum[column] += addend[column];
+      }
+    }
+  }
+
+  TORCHREC_EXT_INLINE const float* chunk_sum(int64_t chunk) const {
+    return task_.chunk_sums + chunk * task_.layout->max_dim;
+  }
+
+  const Optimizer& optimizer_;
+  Rounding rounding_;
+  const UpdateTask<Weight>& task_;
+};
+
+}  // namespace torchrec_ext::cpu

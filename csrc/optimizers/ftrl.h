@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cmath>
+
+#include "../power.h"
+#include "optimizer.h"
+
+namespace torchrec_ext {
+
+// FTRL-Proximal (McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, Algorithm 1). `linear` is the
+// paper's z, `accum` its n, and p = -learning_rate_power generalises its square root:
+//
+//   accum'  = accum + g^2
+//   linear' = linear + g - (accum'^p - accum^p) / learning_rate * weight
+//   weight' = weight                                 if the denominator below is 0
+//           = 0                                      else if |linear'| <= l1_reg
+//           = (sign(linear') * l1_reg - linear') / ((ftrl_beta + accum'^p) / learning_rate + l2_reg)    otherwise
+template <bool kSquareRoot>
+struct Ftrl {
+  static constexpr std::array kHyperparameters = {"learning_rate", "ftrl_beta", "l1_reg", "l2_reg",
+                                                  "learning_rate_power"};
+  static constexpr std::array kStates = {StateInfo{"linear", false}, StateInfo{"accum", false}};
+  static constexpr bool kReducesRow = false;
+  using Row = NoRow;
+
+  float inverse_learning_rate;
+  float ftrl_beta;
+  float l1_reg;
+  float l2_reg;
+  float exponent;
+
+  explicit Ftrl(const double* h)
+      : inverse_learning_rate(static_cast<float>(1.0 / h[0])),
+        ftrl_beta(static_cast<float>(h[1])),
+        l1_reg(static_cast<float>(h[2])),
+        l2_reg(static_cast<float>(h[3])),
+        exponent(static_cast<float>(-h[4])) {}
+
+  template <class Visitor>
+  static void select(const double* h, Visitor&& visit) {
+    if (h[4] == -0.5) {
+      visit(Ftrl<true>(h));
+    } else {
+      visit(Ftrl<false>(h));
+    }
+  }
+
+  TORCHREC_EXT_INLINE float raise(float accum) const {
+    if constexpr (kSquareRoot) {
+      return std::sqrt(accum);
+    } else {
+      return power(accum, exponent);
+    }
+  }
+
+  TORCHREC_EXT_INLINE float column(float weight, float g, float* states, NoRow) const {
+    float& linear = states[0];
+    float& accum = states[1];
+    const float previous = raise(accum);
+    accum = accum + g * g;
+    const float current = raise(accum);
+    linear = linear + g - (current - previous) * inverse_learning_rate * weight;
+    const float denominator = (ftrl_beta + current) * inverse_learning_rate + l2_reg;
+    const float shrunk = (std::copysign(l1_reg, linear) - linear) / denominator;
+    const float solution = std::fabs(linear) <= l1_reg ? 0.0f : shrunk;
+    return denominator == 0.0f ? weight : solution;
+  }
+};
+
+}  // namespace torchrec_ext

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+
+#include "exact_adagrad.h"
+#include "exact_rowwise_adagrad.h"
+#include "exact_sgd.h"
+#include "ftrl.h"
+
+namespace torchrec_ext {
+
+// One line per optimizer: member of OptimType, value string (FBGEMM's where it has the optimizer), struct. The order is the
+// numbering of the ops' `optimizer` argument within one build; nothing stores it.
+#define TORCHREC_EXT_FOR_EACH_OPTIMIZER(X)                                     \
+  X(EXACT_SGD, "exact_sgd", ExactSgd)                                          \
+  X(EXACT_ADAGRAD, "exact_adagrad", ExactAdagrad)                              \
+  X(EXACT_ROWWISE_ADAGRAD, "exact_row_wise_adagrad", ExactRowWiseAdagrad)      \
+  X(FTRL, "ftrl", Ftrl<true>)
+
+enum class OptimType : int64_t {
+#define TORCHREC_EXT_MEMBER(member, value, type) member,
+  TORCHREC_EXT_FOR_EACH_OPTIMIZER(TORCHREC_EXT_MEMBER)
+#undef TORCHREC_EXT_MEMBER
+};
+
+// Calls visit(member name, value string, std::type_identity<Optimizer>) for every optimizer, in order.
+template <class Optimizer>
+struct OptimizerTag {
+  using Type = Optimizer;
+};
+
+template <class Visitor>
+void for_each_optimizer(Visitor&& visit) {
+#define TORCHREC_EXT_VISIT(member, value, type) visit(OptimType::member, #member, value, OptimizerTag<type>{});
+  TORCHREC_EXT_FOR_EACH_OPTIMIZER(TORCHREC_EXT_VISIT)
+#undef TORCHREC_EXT_VISIT
+}
+
+}  // namespace torchrec_ext

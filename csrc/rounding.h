@@ -1,0 +1,72 @@
+#pragma once
+
+#include <torch/headeronly/util/Half.h>
+
+#include <bit>
+#include <cstdint>
+
+#include "macros.h"
+
+namespace torchrec_ext {
+
+using Half = torch::headeronly::Half;
+
+TORCHREC_EXT_INLINE uint64_t mix64(uint64_t x) {  // the SplitMix64 finaliser (Steele, Lea and Flood, 2014)
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+TORCHREC_EXT_INLINE uint32_t mix32(uint32_t x) {  // "lowbias32" (Wellons, 2018)
+  x = (x ^ (x >> 16)) * 0x7FEB352Du;
+  x = (x ^ (x >> 15)) * 0x846CA68Bu;
+  return x ^ (x >> 16);
+}
+
+// How a row's new weights are stored. `row` is the row's number among all rows of all tables.
+template <class Weight>
+struct NearestRounding {
+  using WeightType = Weight;
+
+  TORCHREC_EXT_INLINE void begin_row(uint64_t /*row*/) {}
+  TORCHREC_EXT_INLINE Weight operator()(float value, int64_t /*column*/) const { return static_cast<Weight>(value); }
+};
+
+// Rounds to one of the two neighbouring halves with probabilities that make the expectation equal to the value. The random
+// number depends on (seed, step, row, column) alone, hence not on the order of execution.
+struct StochasticRounding {
+  using WeightType = Half;
+
+  uint64_t seed;
+  uint64_t step;
+  uint64_t row_key = 0;
+
+  TORCHREC_EXT_INLINE void begin_row(uint64_t row) {
+    row_key = mix64(mix64(mix64(seed + 0x9E3779B97F4A7C15ull) + step) + row);
+  }
+
+  TORCHREC_EXT_INLINE Half operator()(float value, int64_t column) const {
+    const uint32_t random = mix32(static_cast<uint32_t>(row_key >> 32) +
+                                  mix32(static_cast<uint32_t>(row_key) + static_cast<uint32_t>(column)));
+    return static_cast<Half>(round_to_half(value, random));
+  }
+
+  // A float that a half represents exactly. From 2^-14 on, a half keeps 10 of a float's 23 mantissa bits: a random number
+  // below the lost 13 bits is added, then they are cut off. Below, halves are the multiples of 2^-24.
+  static TORCHREC_EXT_INLINE float round_to_half(float value, uint32_t random) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    const uint32_t sign = bits & 0x80000000u;
+    const uint32_t magnitude_bits = bits & 0x7FFFFFFFu;
+    const uint32_t normal = (magnitude_bits + (random & 0x1FFFu)) & ~0x1FFFu;
+    const float magnitude = std::bit_cast<float>(magnitude_bits);
+    const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
+    // At most 1025 where it is used, so it fits an int32.
+    const float clamped = magnitude < 0x1p-14f ? magnitude : 0.0f;
+    const float subnormal = static_cast<float>(static_cast<int32_t>(clamped * 0x1p24f + uniform)) * 0x1p-24f;
+    const bool finite = magnitude_bits < 0x7F800000u;
+    const uint32_t rounded = magnitude < 0x1p-14f ? std::bit_cast<uint32_t>(subnormal) : normal;
+    return std::bit_cast<float>(sign | (finite ? rounded : magnitude_bits));
+  }
+};
+
+}  // namespace torchrec_ext

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+
+#include "optimizers/optimizer.h"
+#include "row_reduce.h"
+
+namespace torchrec_ext {
+
+// Applies one optimizer step to one row: the only loop over columns that updates anything.
+//   weight    [dim] of Rounding::WeightType
+//   states    one pointer per state: [dim] floats, or 1 float where rowwise
+//   gradient  [dim], the row's summed gradient
+template <class Optimizer, class Rounding>
+TORCHREC_EXT_INLINE void update_row(const Optimizer& optimizer, const Rounding& rounding,
+                                    typename Rounding::WeightType* __restrict__ weight, float* const* states,
+                                    const float* __restrict__ gradient, int64_t dim) {
+  constexpr int kColumnStates = count_states<Optimizer>(false);
+  constexpr int kRowStates = count_states<Optimizer>(true);
+  static_assert(kColumnStates + kRowStates <= kMaxStates && column_states_come_first<Optimizer>());
+
+  typename Optimizer::Row row{};
+  if constexpr (Optimizer::kReducesRow) {
+    const float total = reduce_row(dim, [&](int64_t column) {
+      return optimizer.reduce_term(static_cast<float>(weight[column]), gradient[column]);
+    });
+    float row_states[kMaxStates] = {};
+    for (int k = 0; k < kRowStates; ++k) {
+      row_states[k] = *states[kColumnStates + k];
+    }
+    row = optimizer.begin_row(total, dim, row_states);
+    for (int k = 0; k < kRowStates; ++k) {
+      *states[kColumnStates + k] = row_states[k];
+    }
+  }
+
+  float* column_states[kMaxStates] = {};
+  for (int k = 0; k < kColumnStates; ++k) {
+    column_states[k] = states[k];
+  }
+  // Weight, states and gradient are distinct arrays, which the compiler cannot see through the pointer table.
+#pragma GCC ivdep
+  for (int64_t column = 0; column < dim; ++column) {
+    float values[kMaxStates] = {};
+    for (int k = 0; k < kColumnStates; ++k) {
+      values[k] = column_states[k][column];
+    }
+    const float updated =
+        optimizer.column(static_cast<float>(weight[column]), gradient[column], values, row);
+    for (int k = 0; k < kColumnStates; ++k) {
+      column_states[k][column] = values[k];
+    }
+    weight[column] = rounding(updated, column);
+  }
+}
+
+}  // namespace torchrec_ext

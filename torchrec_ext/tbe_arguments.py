@@ -1,0 +1,107 @@
+"""Checks of the constructor's arguments, made before anything is allocated."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+
+from torchrec_ext.optimizers import OptimizerSpec
+
+# Keywords of FBGEMM's constructor that belong to its optimizers. They never reach FBGEMM: the chosen optimizer's spec has
+# them, or they are an error.
+_FBGEMM_OPTIMIZER_KEYWORDS = frozenset(
+    (
+        "beta1",
+        "beta2",
+        "counter_based_regularization",
+        "cowclip_regularization",
+        "emainplace_mode",
+        "ensemble_mode",
+        "eps",
+        "eta",
+        "extra_optimizer_config",
+        "global_weight_decay",
+        "learning_rate",
+        "max_norm",
+        "momentum",
+        "optimizer",
+        "optimizer_state_dtypes",
+        "weight_decay",
+        "weight_decay_mode",
+    )
+)
+_FBGEMM_KEYWORDS = (
+    frozenset(inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters)
+    - _FBGEMM_OPTIMIZER_KEYWORDS
+    - {"self"}
+)
+
+
+def split_keywords(
+    spec: OptimizerSpec, keywords: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits a constructor's keywords into FBGEMM's and the optimizer's hyperparameters.
+
+    Raises:
+        TypeError: A keyword is neither, and no hyperparameter of FBGEMM's optimizers either.
+    """
+    fbgemm = {name: value for name, value in keywords.items() if name in _FBGEMM_KEYWORDS}
+    hyperparameters = {name: value for name, value in keywords.items() if name not in fbgemm}
+    for name, value in hyperparameters.items():
+        known = name in spec.keywords or name in spec.ignored or name in _FBGEMM_OPTIMIZER_KEYWORDS
+        if not known:
+            raise TypeError(
+                f"{name}={value!r} is neither a keyword of FBGEMM's module nor a hyperparameter of "
+                f"{spec.optimizer.name}, which has {', '.join(sorted(spec.keywords))}"
+            )
+    return fbgemm, hyperparameters
+
+
+def max_gradient_of(fbgemm_keywords: Mapping[str, Any]) -> float:
+    """The bound on the output gradient's elements; infinity without ``gradient_clipping``.
+
+    Raises:
+        ValueError: ``max_gradient`` is not a number >= 0.
+    """
+    value = fbgemm_keywords.get("max_gradient", 1.0)
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0.0:
+        raise ValueError(f"max_gradient={value!r} is not legal; it must be a number >= 0")
+    return float(value) if fbgemm_keywords.get("gradient_clipping", False) else math.inf
+
+
+def check_tables(
+    embedding_specs: Sequence[tuple[int, int, Any, ComputeDevice]],
+    fbgemm_keywords: Mapping[str, Any],
+) -> None:
+    """Checks dims, devices and the weights' precision.
+
+    Raises:
+        ValueError: One of them is not supported.
+    """
+    names = fbgemm_keywords.get("table_names") or [str(t) for t in range(len(embedding_specs))]
+    if not embedding_specs:
+        raise ValueError("embedding_specs is empty; give at least one table")
+    for name, (rows, dim, _, device) in zip(names, embedding_specs, strict=True):
+        if rows < 0 or dim <= 0 or dim % 4 != 0:
+            raise ValueError(
+                f"table {name!r} has {rows} rows of dim {dim}; FBGEMM needs dims that are positive multiples of 4"
+            )
+        if device != ComputeDevice.CPU:
+            raise ValueError(
+                f"table {name!r} is on {device}; this version of torchrec_ext has CPU kernels only: use "
+                "ComputeDevice.CPU with EmbeddingLocation.HOST"
+            )
+    precision = fbgemm_keywords.get("weights_precision", SparseType.FP32)
+    if precision not in (SparseType.FP32, SparseType.FP16):
+        raise ValueError(
+            f"tables {list(names)}: weights_precision={precision} is not supported; use FP32 or FP16"
+        )
