@@ -24,13 +24,11 @@ inline void check_tensor(const char* name, const Tensor& tensor, ScalarType dtyp
 }
 
 inline int64_t count_states_of(OptimType optimizer) {
-  int64_t count = -1;
-  for_each_optimizer([&](OptimType candidate, const char*, const char*, auto tag) {
-    if (candidate == optimizer) {
-      count = static_cast<int64_t>(decltype(tag)::Type::kStates.size());
-    }
+  int64_t count = 0;
+  const bool found = visit_optimizer(optimizer, [&](auto tag) {
+    count = static_cast<int64_t>(decltype(tag)::Type::kStates.size());
   });
-  STD_TORCH_CHECK(count >= 0, "optimizer ", static_cast<int64_t>(optimizer), " is not registered");
+  STD_TORCH_CHECK(found, "optimizer ", static_cast<int64_t>(optimizer), " is not registered");
   return count;
 }
 

@@ -70,10 +70,7 @@ void dispatch(const Tensor& indices, const Tensor& weights, const Body& body) {
 
 std::vector<float*> read_states(const Layout& layout, OptimType optimizer, const std::vector<Tensor>& states) {
   std::vector<float*> pointers;
-  for_each_optimizer([&](OptimType candidate, const char*, const char*, auto tag) {
-    if (candidate != optimizer) {
-      return;
-    }
+  visit_optimizer(optimizer, [&](auto tag) {
     const auto& infos = decltype(tag)::Type::kStates;
     STD_TORCH_CHECK(states.size() == infos.size(), states.size(), " states, expected ", infos.size());
     for (size_t k = 0; k < infos.size(); ++k) {
@@ -98,10 +95,9 @@ void check_weights(const Layout& layout, const Tensor& weights) {
 }
 
 void check_hyperparameters(OptimType optimizer, const std::vector<double>& hyperparameters) {
-  for_each_optimizer([&](OptimType candidate, const char*, const char*, auto tag) {
+  visit_optimizer(optimizer, [&](auto tag) {
     const size_t expected = decltype(tag)::Type::kHyperparameters.size();
-    STD_TORCH_CHECK(candidate != optimizer || hyperparameters.size() == expected, hyperparameters.size(),
-                    " hyperparameters, expected ", expected);
+    STD_TORCH_CHECK(hyperparameters.size() == expected, hyperparameters.size(), " hyperparameters, expected ", expected);
   });
 }
 

@@ -52,21 +52,23 @@ struct StochasticRounding {
   }
 
   // A float that a half represents exactly. From 2^-14 on, a half keeps 10 of a float's 23 mantissa bits: a random number
-  // below the lost 13 bits is added, then they are cut off. Below, halves are the multiples of 2^-24.
+  // below the lost 13 bits is added, then they are cut off. Below, halves are the multiples of 2^-24. Masks choose between
+  // the two, and infinity and NaN, because the compiler turns conditional expressions into branches here.
   static TORCHREC_EXT_INLINE float round_to_half(float value, uint32_t random) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
-    const uint32_t sign = bits & 0x80000000u;
-    const uint32_t magnitude_bits = bits & 0x7FFFFFFFu;
-    const uint32_t normal = (magnitude_bits + (random & 0x1FFFu)) & ~0x1FFFu;
-    const float magnitude = std::bit_cast<float>(magnitude_bits);
+    const uint32_t magnitude = bits & 0x7FFFFFFFu;
+    const uint32_t is_subnormal = mask(magnitude < 0x38800000u);  // 2^-14
+    const uint32_t is_finite = mask(magnitude < 0x7F800000u);
+    const uint32_t normal = (magnitude + (random & 0x1FFFu & is_finite)) & ~(0x1FFFu & is_finite);
     const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
-    // At most 1025 where it is used, so it fits an int32.
-    const float clamped = magnitude < 0x1p-14f ? magnitude : 0.0f;
-    const float subnormal = static_cast<float>(static_cast<int32_t>(clamped * 0x1p24f + uniform)) * 0x1p-24f;
-    const bool finite = magnitude_bits < 0x7F800000u;
-    const uint32_t rounded = magnitude < 0x1p-14f ? std::bit_cast<uint32_t>(subnormal) : normal;
-    return std::bit_cast<float>(sign | (finite ? rounded : magnitude_bits));
+    const float steps = std::bit_cast<float>(magnitude & is_subnormal) * 0x1p24f + uniform;  // below 1025
+    const float subnormal = static_cast<float>(static_cast<int32_t>(steps)) * 0x1p-24f;
+    const uint32_t rounded =
+        (std::bit_cast<uint32_t>(subnormal) & is_subnormal) | (normal & ~is_subnormal);
+    return std::bit_cast<float>((bits & 0x80000000u) | rounded);
   }
+
+  static TORCHREC_EXT_INLINE uint32_t mask(bool condition) { return 0u - static_cast<uint32_t>(condition); }
 };
 
 }  // namespace torchrec_ext

@@ -12,7 +12,7 @@ namespace torchrec_ext {
 //   states    one pointer per state: [dim] floats, or 1 float where rowwise
 //   gradient  [dim], the row's summed gradient
 template <class Optimizer, class Rounding>
-TORCHREC_EXT_INLINE void update_row(const Optimizer& optimizer, const Rounding& rounding,
+TORCHREC_EXT_INLINE void update_row(const Optimizer& optimizer, const Rounding rounding,
                                     typename Rounding::WeightType* __restrict__ weight, float* const* states,
                                     const float* __restrict__ gradient, int64_t dim) {
   constexpr int kColumnStates = count_states<Optimizer>(false);

@@ -75,16 +75,6 @@ void update_rows(const Optimizer& optimizer, const Rounding& rounding,
   });
 }
 
-// Calls visit(optimizer) with the optimizer chosen by `type`, made from its hyperparameters.
-template <class Visitor>
-void visit_optimizer(OptimType type, const double* hyperparameters, Visitor&& visit) {
-  for_each_optimizer([&](OptimType candidate, const char*, const char*, auto tag) {
-    if (candidate == type) {
-      decltype(tag)::Type::select(hyperparameters, visit);
-    }
-  });
-}
-
 }  // namespace
 
 template <class Index, class Weight>
@@ -105,14 +95,15 @@ BadLookup fused_update(const Layout& layout, const Batch<Index>& batch, const fl
                                 states,
                                 chunk_sums.sums.get(),
                                 chunk_sums.long_rows.empty() ? nullptr : chunk_sums.long_rows.data()};
-  visit_optimizer(options.optimizer, options.hyperparameters, [&](const auto& optimizer) {
+  const auto update = [&](const auto& optimizer) {
     if constexpr (std::is_same_v<Weight, Half>) {
       if (options.stochastic_rounding) {
         return update_rows(optimizer, StochasticRounding{options.seed, options.step}, task, batch.lookups);
       }
     }
     update_rows(optimizer, NearestRounding<Weight>{}, task, batch.lookups);
-  });
+  };
+  visit_optimizer(options.optimizer, [&](auto tag) { decltype(tag)::Type::select(options.hyperparameters, update); });
   return {};
 }
 

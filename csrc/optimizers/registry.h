@@ -23,17 +23,31 @@ enum class OptimType : int64_t {
 #undef TORCHREC_EXT_MEMBER
 };
 
-// Calls visit(member name, value string, std::type_identity<Optimizer>) for every optimizer, in order.
+// Stands for an optimizer's struct in a generic lambda.
 template <class Optimizer>
 struct OptimizerTag {
   using Type = Optimizer;
 };
 
+// Calls visit(member, its name, its value string, tag) for every optimizer, in order.
 template <class Visitor>
 void for_each_optimizer(Visitor&& visit) {
 #define TORCHREC_EXT_VISIT(member, value, type) visit(OptimType::member, #member, value, OptimizerTag<type>{});
   TORCHREC_EXT_FOR_EACH_OPTIMIZER(TORCHREC_EXT_VISIT)
 #undef TORCHREC_EXT_VISIT
+}
+
+// Calls visit(tag) for one optimizer; false if `optimizer` is none.
+template <class Visitor>
+bool visit_optimizer(OptimType optimizer, Visitor&& visit) {
+  bool found = false;
+  for_each_optimizer([&](OptimType candidate, const char*, const char*, auto tag) {
+    if (candidate == optimizer) {
+      found = true;
+      visit(tag);
+    }
+  });
+  return found;
 }
 
 }  // namespace torchrec_ext
