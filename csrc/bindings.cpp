@@ -16,11 +16,13 @@ py::object make_optim_type(const py::module_& module) {
   for_each_optimizer([&](OptimType, const char* member, const char* value, auto) {
     members.append(py::make_tuple(member, value));
   });
-  return py::module_::import("enum").attr("Enum")("OptimType", members, py::arg("module") = module.attr("__name__"),
+  return py::module_::import("enum").attr("Enum")("OptimType", members,
+                                                  py::arg("module") = module.attr("__name__"),
                                                   py::arg("qualname") = "OptimType");
 }
 
-// {member name: {"hyperparameters": (name, ...), "states": ((name, rowwise), ...)}}, in the order of the ops' numbering.
+// {member name: {"hyperparameters": (name, ...), "states": ((name, rowwise), ...)}}, in the order
+// of the ops' numbering.
 py::dict registered_optimizers() {
   py::dict result;
   for_each_optimizer([&](OptimType, const char* member, const char*, auto tag) {

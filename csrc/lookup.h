@@ -20,14 +20,15 @@ struct Table {
   int64_t first_row;  // number of rows of the tables before it: rows are numbered across tables
 };
 
-// A feature reads one table and owns `dim` columns of the output gradient, starting at `first_column`.
+// A feature reads one table and owns `dim` columns of the output gradient, starting at
+// `first_column`.
 struct Feature {
   int64_t table;
   int64_t first_column;
 };
 
-// The lookups of one batch, in TorchRec's order: bag (feature f, example b) is bag number f * batch_size + b and holds the
-// indices from offsets[bag] to offsets[bag + 1].
+// The lookups of one batch, in TorchRec's order: bag (feature f, example b) is bag number f *
+// batch_size + b and holds the indices from offsets[bag] to offsets[bag + 1].
 template <class Index>
 struct Batch {
   const Index* indices;
@@ -46,8 +47,9 @@ struct Layout {
   int64_t max_dim;
 
   const Table& table_of(int64_t row) const {
-    const auto after = std::upper_bound(tables.begin(), tables.end(), row,
-                                        [](int64_t value, const Table& table) { return value < table.first_row; });
+    const auto after =
+        std::upper_bound(tables.begin(), tables.end(), row,
+                         [](int64_t value, const Table& table) { return value < table.first_row; });
     return *(after - 1);
   }
 };

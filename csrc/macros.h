@@ -1,7 +1,8 @@
 #pragma once
 
-// Functions shared by the CPU loops and the CUDA kernels. They must be inlined into their caller: on the CPU the caller is
-// compiled once per instruction set, and only inlined code is vectorised with it.
+// Functions shared by the CPU loops and the CUDA kernels. They must be inlined into their caller:
+// on the CPU the caller is compiled once per instruction set, and only inlined code is vectorised
+// with it.
 #if defined(__CUDACC__)
 #define TORCHREC_EXT_INLINE __host__ __device__ __forceinline__
 #else

@@ -9,20 +9,25 @@ namespace torchrec_ext {
 
 // base^exponent for base >= 0 and exponent >= 0, with 0^0 = 1 as in C.
 //
-// std::pow gives other bits on other C libraries and is not vectorised. This one uses additions, multiplications and one
-// division of doubles in a fixed order, so every CPU, instruction set and device gets the same bits. The error is below one
-// unit in the last place of a float: log2 by the atanh series on [sqrt(1/2), sqrt(2)), exp2 by its Taylor series on
+// std::pow gives other bits on other C libraries and is not vectorised. This one uses additions,
+// multiplications and one division of doubles in a fixed order, so every CPU, instruction set and
+// device gets the same bits. The error is below one unit in the last place of a float: log2 by the
+// atanh series on [sqrt(1/2), sqrt(2)), exp2 by its Taylor series on
 // [-1/2, 1/2].
 TORCHREC_EXT_INLINE float power(float base, float exponent) {
-  constexpr double kRoundToInteger = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves the integer in the low bits
+  constexpr double kRoundToInteger =
+      6755399441055744.0;  // 1.5 * 2^52: adding it leaves the integer in the low bits
   const uint64_t bits = std::bit_cast<uint64_t>(static_cast<double>(base));
-  // Subtracting the bits of sqrt(1/2) makes the exponent field count from there, hence a mantissa in [sqrt(1/2), sqrt(2)).
+  // Subtracting the bits of sqrt(1/2) makes the exponent field count from there, hence a mantissa
+  // in [sqrt(1/2), sqrt(2)).
   const uint64_t shifted = bits - 0x3FE6A09E667F3BCDull;
-  const double mantissa = std::bit_cast<double>((shifted & 0x000FFFFFFFFFFFFFull) + 0x3FE6A09E667F3BCDull);
+  const double mantissa =
+      std::bit_cast<double>((shifted & 0x000FFFFFFFFFFFFFull) + 0x3FE6A09E667F3BCDull);
   const uint64_t exponent_field = (shifted >> 52) & 0xFFFull;
   // The 12-bit field is a signed number; flipping its top bit makes it unsigned with bias 2048.
   const double binary_exponent =
-      std::bit_cast<double>((exponent_field ^ 0x800ull) | 0x4330000000000000ull) - (4503599627370496.0 + 2048.0);
+      std::bit_cast<double>((exponent_field ^ 0x800ull) | 0x4330000000000000ull) -
+      (4503599627370496.0 + 2048.0);
   const double s = (mantissa - 1.0) / (mantissa + 1.0);
   const double s2 = s * s;
   double series = 1.0 / 17.0;

@@ -11,7 +11,8 @@ namespace torchrec_ext {
 
 using Half = torch::headeronly::Half;
 
-TORCHREC_EXT_INLINE uint64_t mix64(uint64_t x) {  // the SplitMix64 finaliser (Steele, Lea and Flood, 2014)
+TORCHREC_EXT_INLINE uint64_t
+mix64(uint64_t x) {  // the SplitMix64 finaliser (Steele, Lea and Flood, 2014)
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
   return x ^ (x >> 31);
@@ -29,11 +30,14 @@ struct NearestRounding {
   using WeightType = Weight;
 
   TORCHREC_EXT_INLINE void begin_row(uint64_t /*row*/) {}
-  TORCHREC_EXT_INLINE Weight operator()(float value, int64_t /*column*/) const { return static_cast<Weight>(value); }
+  TORCHREC_EXT_INLINE Weight operator()(float value, int64_t /*column*/) const {
+    return static_cast<Weight>(value);
+  }
 };
 
-// Rounds to one of the two neighbouring halves with probabilities that make the expectation equal to the value. The random
-// number depends on (seed, step, row, column) alone, hence not on the order of execution.
+// Rounds to one of the two neighbouring halves with probabilities that make the expectation equal
+// to the value. The random number depends on (seed, step, row, column) alone, hence not on the
+// order of execution.
 struct StochasticRounding {
   using WeightType = Half;
 
@@ -46,14 +50,16 @@ struct StochasticRounding {
   }
 
   TORCHREC_EXT_INLINE Half operator()(float value, int64_t column) const {
-    const uint32_t random = mix32(static_cast<uint32_t>(row_key >> 32) +
-                                  mix32(static_cast<uint32_t>(row_key) + static_cast<uint32_t>(column)));
+    const uint32_t random =
+        mix32(static_cast<uint32_t>(row_key >> 32) +
+              mix32(static_cast<uint32_t>(row_key) + static_cast<uint32_t>(column)));
     return static_cast<Half>(round_to_half(value, random));
   }
 
-  // A float that a half represents exactly. From 2^-14 on, a half keeps 10 of a float's 23 mantissa bits: a random number
-  // below the lost 13 bits is added, then they are cut off. Below, halves are the multiples of 2^-24. Masks choose between
-  // the two, and infinity and NaN, because the compiler turns conditional expressions into branches here.
+  // A float that a half represents exactly. From 2^-14 on, a half keeps 10 of a float's 23 mantissa
+  // bits: a random number below the lost 13 bits is added, then they are cut off. Below, halves are
+  // the multiples of 2^-24. Masks choose between the two, and infinity and NaN, because the
+  // compiler turns conditional expressions into branches here.
   static TORCHREC_EXT_INLINE float round_to_half(float value, uint32_t random) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7FFFFFFFu;
@@ -61,14 +67,17 @@ struct StochasticRounding {
     const uint32_t is_finite = mask(magnitude < 0x7F800000u);
     const uint32_t normal = (magnitude + (random & 0x1FFFu & is_finite)) & ~(0x1FFFu & is_finite);
     const float uniform = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;
-    const float steps = std::bit_cast<float>(magnitude & is_subnormal) * 0x1p24f + uniform;  // below 1025
+    const float steps =
+        std::bit_cast<float>(magnitude & is_subnormal) * 0x1p24f + uniform;  // below 1025
     const float subnormal = static_cast<float>(static_cast<int32_t>(steps)) * 0x1p-24f;
     const uint32_t rounded =
         (std::bit_cast<uint32_t>(subnormal) & is_subnormal) | (normal & ~is_subnormal);
     return std::bit_cast<float>((bits & 0x80000000u) | rounded);
   }
 
-  static TORCHREC_EXT_INLINE uint32_t mask(bool condition) { return 0u - static_cast<uint32_t>(condition); }
+  static TORCHREC_EXT_INLINE uint32_t mask(bool condition) {
+    return 0u - static_cast<uint32_t>(condition);
+  }
 };
 
 }  // namespace torchrec_ext

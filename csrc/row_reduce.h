@@ -8,8 +8,9 @@ namespace torchrec_ext {
 
 inline constexpr int kReducePartials = 32;
 
-// The sum of term(0) .. term(dim - 1) in the one order that every device keeps: 32 partial sums, the j-th over the columns
-// c = j (mod 32) in ascending order, then folded by 16, 8, 4, 2 and 1. A warp does the fold with xor shuffles.
+// The sum of term(0) .. term(dim - 1) in the one order that every device keeps: 32 partial sums,
+// the j-th over the columns c = j (mod 32) in ascending order, then folded by 16, 8, 4, 2 and 1. A
+// warp does the fold with xor shuffles.
 template <class Term>
 TORCHREC_EXT_INLINE float reduce_row(int64_t dim, Term&& term) {
   float partials[kReducePartials] = {};

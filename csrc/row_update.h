@@ -13,8 +13,9 @@ namespace torchrec_ext {
 //   gradient  [dim], the row's summed gradient
 template <class Optimizer, class Rounding>
 TORCHREC_EXT_INLINE void update_row(const Optimizer& optimizer, const Rounding rounding,
-                                    typename Rounding::WeightType* __restrict__ weight, float* const* states,
-                                    const float* __restrict__ gradient, int64_t dim) {
+                                    typename Rounding::WeightType* __restrict__ weight,
+                                    float* const* states, const float* __restrict__ gradient,
+                                    int64_t dim) {
   constexpr int kColumnStates = count_states<Optimizer>(false);
   constexpr int kRowStates = count_states<Optimizer>(true);
   static_assert(kColumnStates + kRowStates <= kMaxStates && column_states_come_first<Optimizer>());
@@ -38,7 +39,8 @@ TORCHREC_EXT_INLINE void update_row(const Optimizer& optimizer, const Rounding r
   for (int k = 0; k < kColumnStates; ++k) {
     column_states[k] = states[k];
   }
-  // Weight, states and gradient are distinct arrays, which the compiler cannot see through the pointer table.
+  // Weight, states and gradient are distinct arrays, which the compiler cannot see through the
+  // pointer table.
 #pragma GCC ivdep
   for (int64_t column = 0; column < dim; ++column) {
     float values[kMaxStates] = {};

@@ -23,7 +23,8 @@ class LookupInputs(NamedTuple):
 class FusedLookup(torch.autograd.Function):
     """Forward: FBGEMM's lookup. Backward: one fused optimizer step on the rows looked up.
 
-    The weights are no inputs and get no gradient: ``placeholder`` is what makes the output require one.
+    The weights are no inputs and get no gradient: ``placeholder`` is what makes the output require
+    one.
     """
 
     @staticmethod
@@ -38,7 +39,8 @@ class FusedLookup(torch.autograd.Function):
         output = module._lookup(inputs, per_sample_weights)
         ctx.module = module
         ctx.pooling_mode = int(module.pooling_mode)
-        # FBGEMM's bounds check may have rewritten indices and offsets: its own copies are what it looked up.
+        # FBGEMM's bounds check may have rewritten indices and offsets: its own copies are what it
+        # looked up.
         ctx.save_for_backward(
             module._indices, module._offsets, per_sample_weights, inputs.feature_requires_grad
         )

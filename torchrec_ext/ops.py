@@ -1,4 +1,7 @@
-"""Typed wrappers of the extension's ops, with their fake kernels. Imports neither fbgemm_gpu nor torchrec."""
+"""Typed wrappers of the extension's ops, with their fake kernels.
+
+Imports neither fbgemm_gpu nor torchrec.
+"""
 
 from __future__ import annotations
 
@@ -34,31 +37,34 @@ def fused_update(
 ) -> None:
     """Applies one optimizer step to every row that a batch looks up, in place.
 
-    A row's gradients are summed in float32 before the update: chunks of 32 lookups, each started from its first element, then
-    the chunk sums in order. Weights and states get the same bits whatever the number of threads or the instruction set.
+    A row's gradients are summed in float32 before the update: chunks of 32 lookups, each started
+    from its first element, then the chunk sums in order. Weights and states get the same bits
+    whatever the number of threads or the instruction set.
 
     Args:
-        grad_output: Gradient of the lookup's output, float32, contiguous: ``[batch_size, sum of the features' dims]``, or
-            ``[lookups, D]`` without pooling.
+        grad_output: Gradient of the lookup's output, float32, contiguous: ``[batch_size, sum of the
+            features' dims]``, or ``[lookups, D]`` without pooling.
         weights: All tables' weights, flat, float32 or float16.
         states: The optimizer's states in the order of its spec, each flat, float32.
-        table_layout: int64 ``[tables, 3 + len(states)]``: rows, dim, the table's first element in ``weights`` and in each
-            state.
+        table_layout: int64 ``[tables, 3 + len(states)]``: rows, dim, the table's first element in
+            ``weights`` and in each state.
         feature_table_map: int64 ``[features]``, the table that each feature reads.
         indices: int32 or int64 ``[lookups]``.
-        offsets: Of the same dtype, ``[features * batch_size + 1]``: where each bag starts in ``indices``, feature by feature.
+        offsets: Of the same dtype, ``[features * batch_size + 1]``: where each bag starts in
+            ``indices``, feature by feature.
         per_sample_weights: float32 ``[lookups]`` or None.
         pooling_mode: ``POOLING_SUM``, ``POOLING_MEAN`` or ``POOLING_NONE``.
         optimizer: Which update.
         hyperparameters: Its ``kernel_hyperparameters``.
-        max_gradient: Each element of ``grad_output`` is clamped to ``[-max_gradient, max_gradient]`` first.
+        max_gradient: Each element of ``grad_output`` is clamped to ``[-max_gradient,
+            max_gradient]`` first.
         stochastic_rounding: How float16 weights are rounded; to nearest where false.
         seed: Key of the stochastic rounding.
         step: Key of the stochastic rounding; must differ from update to update.
 
     Raises:
-        RuntimeError: An argument has a wrong shape, dtype or device, an index is outside of its table, or the offsets are not
-            ascending. Nothing was changed.
+        RuntimeError: An argument has a wrong shape, dtype or device, an index is outside of its
+            table, or the offsets are not ascending. Nothing was changed.
     """
     torch.ops.torchrec_ext.fused_update(
         grad_output,
@@ -100,13 +106,14 @@ def per_sample_weight_grad(
         feature_table_map: As in :func:`fused_update`.
         indices: As in :func:`fused_update`.
         offsets: As in :func:`fused_update`.
-        feature_requires_grad: int32 ``[features]``; the gradient is 0 for features with 0. None: all features require it.
+        feature_requires_grad: int32 ``[features]``; the gradient is 0 for features with 0. None:
+            all features require it.
         pooling_mode: ``POOLING_SUM`` or ``POOLING_MEAN``.
         max_gradient: As in :func:`fused_update`.
 
     Returns:
-        float32 ``[lookups]``: the inner product of the bag's output gradient with the row looked up, divided by the bag's
-        length where pooling is mean.
+        float32 ``[lookups]``: the inner product of the bag's output gradient with the row looked
+        up, divided by the bag's length where pooling is mean.
 
     Raises:
         RuntimeError: As :func:`fused_update`.
@@ -131,6 +138,11 @@ def _fused_update_fake(grad_output: Tensor, *_: object) -> None:
 
 @torch.library.register_fake("torchrec_ext::per_sample_weight_grad")
 def _per_sample_weight_grad_fake(
-    grad_output: Tensor, weights: Tensor, table_layout: Tensor, feature_table_map: Tensor, indices: Tensor, *_: object
+    grad_output: Tensor,
+    weights: Tensor,
+    table_layout: Tensor,
+    feature_table_map: Tensor,
+    indices: Tensor,
+    *_: object,
 ) -> Tensor:
     return grad_output.new_empty(indices.numel(), dtype=torch.float32)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     class OptimType(enum.Enum):
         """A fused optimizer of torchrec_ext.
 
-        Members have FBGEMM's names and value strings where FBGEMM has the optimizer too. No member equals a member of
-        FBGEMM's ``EmbOptimType``.
+        Members have FBGEMM's names and value strings where FBGEMM has the optimizer too. No member
+        equals a member of FBGEMM's ``EmbOptimType``.
 
         Example:
             >>> from torchrec_ext import OptimType
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
         @property
         def counterpart(self) -> Any:
-            """FBGEMM's ``EmbOptimType`` of the same name, or None where the installed FBGEMM has none."""
+            """FBGEMM's ``EmbOptimType`` of the same name; None where the installed one has none."""
 
 else:
 

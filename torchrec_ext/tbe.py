@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
@@ -16,7 +16,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
-from torchrec_ext import ops
+from torchrec_ext import empty_tables, ops
 from torchrec_ext.autograd import FusedLookup, LookupInputs
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers import State, spec_of
@@ -24,24 +24,30 @@ from torchrec_ext.tbe_arguments import check_tables, max_gradient_of, split_keyw
 
 
 class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
-    """Several embedding tables, looked up together and trained by a fused optimizer of torchrec_ext.
+    """Embedding tables that are looked up together and trained by a fused optimizer.
 
-    FBGEMM does the forward; the backward updates weights and states in one op. ``optim_type`` is the optimizer; the inherited
-    ``optimizer`` is ``EXACT_SGD`` throughout, because FBGEMM's forward branches on it.
+    FBGEMM does the forward; the backward updates weights and states in one op. ``optim_type`` is
+    the optimizer; the inherited ``optimizer`` is ``EXACT_SGD`` throughout, because FBGEMM's forward
+    branches on it.
 
-    The optimizer's step clock (the buffer ``iter``) counts completed backwards. Forwards leave it alone.
+    The optimizer's step clock (the buffer ``iter``) counts completed backwards. Forwards leave it
+    alone.
 
     Args:
-        embedding_specs: ``(rows, dim, location, compute device)`` of each table; dims are multiples of 4.
+        embedding_specs: ``(rows, dim, location, compute device)`` of each table; dims are multiples
+            of 4.
         optimizer: The optimizer of all tables.
         rounding_seed: Key of the stochastic rounding of float16 weights.
-        **keywords: FBGEMM's other keywords, with FBGEMM's defaults, and the optimizer's hyperparameters (see
-            :mod:`torchrec_ext.optimizers`).
+        **keywords: FBGEMM's other keywords, with FBGEMM's defaults, and the optimizer's
+            hyperparameters (see :mod:`torchrec_ext.optimizers`).
 
     Raises:
-        TypeError: ``optimizer`` is no ``OptimType``, or a keyword is neither FBGEMM's nor a hyperparameter of the optimizer.
-        HyperparameterError: A hyperparameter belongs to another optimizer or its value is not legal.
-        ValueError: Dims, weights precision or devices are not supported. All errors come before anything is allocated.
+        TypeError: ``optimizer`` is no ``OptimType``, or a keyword is neither FBGEMM's nor a
+            hyperparameter of the optimizer.
+        HyperparameterError: A hyperparameter belongs to another optimizer or its value is not
+            legal.
+        ValueError: Dims, weights precision or devices are not supported. All errors come before
+            anything is allocated.
 
     Example:
         >>> import torch
@@ -85,14 +91,16 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         self._set_hyperparameters(resolved)
         self._max_gradient = max_gradient
         for state in spec.states:
-            split = construct_split_state(self.embedding_specs, rowwise=state.rowwise, cacheable=False)
+            split = construct_split_state(
+                self.embedding_specs, rowwise=state.rowwise, cacheable=False
+            )
             self._apply_split(split, prefix=state.name, dtype=torch.float32)
         self._register_layout()
         self.reset_optimizer_states()
 
     @property
     def hyperparameters(self) -> Mapping[str, float]:
-        """The hyperparameters in force, by name; change them with :meth:`update_hyper_parameters`."""
+        """The hyperparameters in force; :meth:`update_hyper_parameters` changes them."""
         return MappingProxyType(self._hyperparameters)
 
     def forward(
@@ -110,14 +118,17 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         Args:
             indices: int32 or int64 ``[lookups]``, feature by feature.
             offsets: ``[features * batch_size + 1]``.
-            per_sample_weights: ``[lookups]`` or None; gets a gradient where it requires one. Needs pooling.
-            feature_requires_grad: int32 ``[features]``, features whose per-sample weights get a gradient; None: all.
+            per_sample_weights: ``[lookups]`` or None; gets a gradient where it requires one. Needs
+                pooling.
+            feature_requires_grad: int32 ``[features]``, features whose per-sample weights get a
+                gradient; None: all.
             batch_size_per_feature_per_rank: Not supported: variable batch sizes.
             total_unique_indices: Ignored, as by FBGEMM for every optimizer but NONE.
             **forward_arguments: FBGEMM's other arguments.
 
         Returns:
-            ``[batch_size, sum of the features' dims]``, or ``[lookups, D]`` without pooling, of the output dtype.
+            ``[batch_size, sum of the features' dims]``, or ``[lookups, D]`` without pooling, of the
+            output dtype.
 
         Raises:
             NotImplementedError: Variable batch sizes were asked for.
@@ -125,11 +136,14 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         """
         if batch_size_per_feature_per_rank is not None:
             raise NotImplementedError(
-                f"tables {self._names()}: variable batch sizes (VBE) are not supported; pad the batch to one size per feature"
+                f"tables {self._names()}: variable batch sizes (VBE) are not supported; "
+                "give every feature the same batch size"
             )
         if per_sample_weights is not None:
             if self.pooling_mode == PoolingMode.NONE:
-                raise ValueError(f"tables {self._names()}: per_sample_weights need sum or mean pooling")
+                raise ValueError(
+                    f"tables {self._names()}: per_sample_weights need sum or mean pooling"
+                )
             per_sample_weights = per_sample_weights.float()
         inputs = LookupInputs(indices, offsets, feature_requires_grad, forward_arguments)
         return FusedLookup.apply(self.placeholder_autograd_tensor, per_sample_weights, self, inputs)
@@ -176,14 +190,16 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
             ValueError: ``step`` is negative.
         """
         if step < 0:
-            raise ValueError(f"tables {self._names()}: step={step} is not legal; it must be an integer >= 0")
+            raise ValueError(
+                f"tables {self._names()}: step={step} is not legal; it must be an integer >= 0"
+            )
         super().set_optimizer_step(step)
 
     @torch.no_grad()
     def reset_optimizer_states(
         self, table: int | str | None = None, rows: Tensor | Iterable[int] | None = None
     ) -> None:
-        """Sets states to the initial values that the optimizer's spec gives for the current hyperparameters.
+        """Sets states to the initial values that the current hyperparameters give.
 
         Args:
             table: Number or name of a table; None for all tables.
@@ -228,16 +244,26 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
 
     def _lookup(self, inputs: LookupInputs, per_sample_weights: Tensor | None) -> Tensor:
         indices, offsets = inputs.indices, inputs.offsets
-        self._check_tables_without_rows(indices, offsets)
+        if self._features_without_rows:
+            tables = [self._names()[table] for table in self.feature_table_map]
+            empty_tables.check_no_lookups(self._features_without_rows, tables, indices, offsets)
         if self.total_hash_size == 0:  # FBGEMM cannot look up in a module without any row
             self._indices, self._offsets = indices, offsets.to(indices.dtype)
-            return self._empty_output(offsets)
+            return empty_tables.empty_lookup(self, offsets)
         return super().forward(
-            indices, offsets, per_sample_weights, inputs.feature_requires_grad, **inputs.forward_arguments
+            indices,
+            offsets,
+            per_sample_weights,
+            inputs.feature_requires_grad,
+            **inputs.forward_arguments,
         )
 
     def _update(
-        self, grad_output: Tensor, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None
+        self,
+        grad_output: Tensor,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None,
     ) -> None:
         with torch.no_grad():
             ops.fused_update(
@@ -295,32 +321,9 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
         ]
         self._table_layout = torch.tensor(layout, dtype=torch.int64)
         self._feature_table_map = torch.tensor(self.feature_table_map, dtype=torch.int64)
-        self._features_without_rows = [
-            feature for feature, table in enumerate(self.feature_table_map) if layout[table][0] == 0
-        ]
+        self._features_without_rows = empty_tables.features_without_rows(self)
         if self._features_without_rows:
-            # FBGEMM's CPU lookup takes the first larger element as the end of a table. Behind a last table without rows it
-            # reads past the end of this buffer: one element more in the storage stops it there.
-            padded = torch.cat([self.hash_size_cumsum, self.hash_size_cumsum[-1:] + 1])
-            self.hash_size_cumsum = padded[:-1]
-
-    def _check_tables_without_rows(self, indices: Tensor, offsets: Tensor) -> None:
-        batch_size = (offsets.numel() - 1) // len(self.feature_table_map)
-        for feature in self._features_without_rows:
-            first, last = offsets[feature * batch_size], offsets[(feature + 1) * batch_size]
-            if first != last:
-                table = self._names()[self.feature_table_map[feature]]
-                raise ValueError(
-                    f"table {table!r} has no rows here, but feature {feature} looks up "
-                    f"{indices[first:last].tolist()[:5]} in it"
-                )
-
-    def _empty_output(self, offsets: Tensor) -> Tensor:
-        dtype = SparseType.from_int(self.output_dtype).as_dtype()
-        if self.pooling_mode == PoolingMode.NONE:
-            return torch.zeros(0, self.max_D, dtype=dtype)
-        batch_size = (offsets.numel() - 1) // len(self.feature_table_map)
-        return torch.zeros(batch_size, self.total_D, dtype=dtype)
+            empty_tables.guard_table_ends(self)
 
     def _state_of_table(self, state: State, table: int) -> Tensor:
         rows, dim, _, _ = self.embedding_specs[table]
@@ -343,7 +346,7 @@ class TableBatchedEmbeddingBags(SplitTableBatchedEmbeddingBagsCodegen):
     def _checked_rows(self, table: int, rows: Tensor | Iterable[int]) -> Tensor:
         selected = rows if isinstance(rows, Tensor) else torch.tensor(list(rows), dtype=torch.int64)
         limit = self.embedding_specs[table][0]
-        if selected.numel() and not (0 <= int(selected.min()) and int(selected.max()) < limit):
+        if selected.numel() and (int(selected.min()) < 0 or int(selected.max()) >= limit):
             raise IndexError(
                 f"table {self._names()[table]!r} has rows 0 to {limit - 1}, but rows "
                 f"{int(selected.min())} to {int(selected.max())} were given"

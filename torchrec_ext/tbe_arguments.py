@@ -16,8 +16,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 
 from torchrec_ext.optimizers import OptimizerSpec
 
-# Keywords of FBGEMM's constructor that belong to its optimizers. They never reach FBGEMM: the chosen optimizer's spec has
-# them, or they are an error.
+# Keywords of FBGEMM's constructor that belong to its optimizers. They never reach FBGEMM: the
+# chosen optimizer's spec has them, or they are an error.
 _FBGEMM_OPTIMIZER_KEYWORDS = frozenset(
     (
         "beta1",
@@ -93,15 +93,17 @@ def check_tables(
     for name, (rows, dim, _, device) in zip(names, embedding_specs, strict=True):
         if rows < 0 or dim <= 0 or dim % 4 != 0:
             raise ValueError(
-                f"table {name!r} has {rows} rows of dim {dim}; FBGEMM needs dims that are positive multiples of 4"
+                f"table {name!r} has {rows} rows of dim {dim}; FBGEMM needs dims that are positive "
+                "multiples of 4"
             )
         if device != ComputeDevice.CPU:
             raise ValueError(
-                f"table {name!r} is on {device}; this version of torchrec_ext has CPU kernels only: use "
-                "ComputeDevice.CPU with EmbeddingLocation.HOST"
+                f"table {name!r} is on {device}; this version of torchrec_ext has CPU kernels "
+                "only: use ComputeDevice.CPU with EmbeddingLocation.HOST"
             )
     precision = fbgemm_keywords.get("weights_precision", SparseType.FP32)
     if precision not in (SparseType.FP32, SparseType.FP16):
         raise ValueError(
-            f"tables {list(names)}: weights_precision={precision} is not supported; use FP32 or FP16"
+            f"tables {list(names)}: weights_precision={precision} is not supported; "
+            "use FP32 or FP16"
         )

@@ -13,11 +13,13 @@ constexpr const char* kNames[] = {"default", "avx2", "avx512"};
 
 Capability best_capability() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl")) {
     return Capability::kAvx512;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma")) {
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") &&
+      __builtin_cpu_supports("fma")) {
     return Capability::kAvx2;
   }
 #endif
@@ -27,7 +29,8 @@ Capability best_capability() {
 Capability checked(Capability wanted) {
   if (wanted > best_capability()) {
     throw std::invalid_argument(std::string("CPU capability '") + capability_name(wanted) +
-                                "' asked for, but this CPU has only '" + capability_name(best_capability()) + "'");
+                                "' asked for, but this CPU has only '" +
+                                capability_name(best_capability()) + "'");
   }
   return wanted;
 }
@@ -52,7 +55,8 @@ Capability capability_from_name(const char* name) {
       return static_cast<Capability>(k);
     }
   }
-  throw std::invalid_argument(std::string("unknown CPU capability '") + name + "': use default, avx2 or avx512");
+  throw std::invalid_argument(std::string("unknown CPU capability '") + name +
+                              "': use default, avx2 or avx512");
 }
 
 const char* capability_name(Capability capability) { return kNames[static_cast<int>(capability)]; }

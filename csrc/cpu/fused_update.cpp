@@ -26,7 +26,8 @@ struct ChunkSums {
   std::unique_ptr<float[]> sums;   // [chunks, max_dim]
 };
 
-std::vector<Chunk> find_chunks(const Layout& layout, const Segments& segments, std::vector<int64_t>& long_rows) {
+std::vector<Chunk> find_chunks(const Layout& layout, const Segments& segments,
+                               std::vector<int64_t>& long_rows) {
   std::vector<Chunk> chunks;
   for (int64_t s = 0; s < segments.count; ++s) {
     const int64_t begin = segments.begins[s];
@@ -46,7 +47,8 @@ std::vector<Chunk> find_chunks(const Layout& layout, const Segments& segments, s
   return chunks;
 }
 
-ChunkSums sum_long_rows(const Layout& layout, const Segments& segments, const GradientSource& source) {
+ChunkSums sum_long_rows(const Layout& layout, const Segments& segments,
+                        const GradientSource& source) {
   ChunkSums result;
   const std::vector<Chunk> chunks = find_chunks(layout, segments, result.long_rows);
   const int64_t count = static_cast<int64_t>(chunks.size());
@@ -55,60 +57,67 @@ ChunkSums sum_long_rows(const Layout& layout, const Segments& segments, const Gr
   }
   result.sums.reset(new float[static_cast<size_t>(count * layout.max_dim)]);
   float* sums = result.sums.get();
-  for_each_block(count, kChunksPerBlock, slice_count(count * kChunk), [&](int64_t first, int64_t last) {
-    run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA {
-      for (int64_t c = first; c < last; ++c) {
-        const Chunk& chunk = chunks[static_cast<size_t>(c)];
-        source.sum_chunk(chunk.begin, chunk.end, chunk.dim, sums + c * layout.max_dim);
-      }
-    });
-  });
+  for_each_block(
+      count, kChunksPerBlock, slice_count(count * kChunk), [&](int64_t first, int64_t last) {
+        run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA {
+          for (int64_t c = first; c < last; ++c) {
+            const Chunk& chunk = chunks[static_cast<size_t>(c)];
+            source.sum_chunk(chunk.begin, chunk.end, chunk.dim, sums + c * layout.max_dim);
+          }
+        });
+      });
   return result;
 }
 
 template <class Optimizer, class Rounding>
 void update_rows(const Optimizer& optimizer, const Rounding& rounding,
                  const UpdateTask<typename Rounding::WeightType>& task, int64_t lookups) {
-  for_each_block(task.segments->count, kRowsPerBlock, slice_count(lookups), [&](int64_t first, int64_t last) {
-    RowRunner<Optimizer, Rounding> runner(optimizer, rounding, task);
-    run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA { runner.run(first, last); });
-  });
+  for_each_block(
+      task.segments->count, kRowsPerBlock, slice_count(lookups), [&](int64_t first, int64_t last) {
+        RowRunner<Optimizer, Rounding> runner(optimizer, rounding, task);
+        run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA { runner.run(first, last); });
+      });
 }
 
 }  // namespace
 
 template <class Index, class Weight>
-BadLookup fused_update(const Layout& layout, const Batch<Index>& batch, const float* gradient, Weight* weights,
-                       const std::vector<float*>& states, const UpdateOptions& options) {
+BadLookup fused_update(const Layout& layout, const Batch<Index>& batch, const float* gradient,
+                       Weight* weights, const std::vector<float*>& states,
+                       const UpdateOptions& options) {
   Segments segments;
   Contributions contributions;
   const BadLookup bad = sort_by_row(layout, batch, segments, contributions);
   if (bad.bag >= 0) {
     return bad;
   }
-  const GradientSource source{gradient, segments.positions.get(), &contributions, options.max_gradient};
+  const GradientSource source{gradient, segments.positions.get(), &contributions,
+                              options.max_gradient};
   const ChunkSums chunk_sums = sum_long_rows(layout, segments, source);
-  const UpdateTask<Weight> task{&layout,
-                                &segments,
-                                source,
-                                weights,
-                                states,
-                                chunk_sums.sums.get(),
-                                chunk_sums.long_rows.empty() ? nullptr : chunk_sums.long_rows.data()};
+  const UpdateTask<Weight> task{
+      &layout,
+      &segments,
+      source,
+      weights,
+      states,
+      chunk_sums.sums.get(),
+      chunk_sums.long_rows.empty() ? nullptr : chunk_sums.long_rows.data()};
   const auto update = [&](const auto& optimizer) {
     if constexpr (std::is_same_v<Weight, Half>) {
       if (options.stochastic_rounding) {
-        return update_rows(optimizer, StochasticRounding{options.seed, options.step}, task, batch.lookups);
+        return update_rows(optimizer, StochasticRounding{options.seed, options.step}, task,
+                           batch.lookups);
       }
     }
     update_rows(optimizer, NearestRounding<Weight>{}, task, batch.lookups);
   };
-  visit_optimizer(options.optimizer, [&](auto tag) { decltype(tag)::Type::select(options.hyperparameters, update); });
+  visit_optimizer(options.optimizer,
+                  [&](auto tag) { decltype(tag)::Type::select(options.hyperparameters, update); });
   return {};
 }
 
-#define TORCHREC_EXT_INSTANTIATE(Index, Weight)                                                                 \
-  template BadLookup fused_update(const Layout&, const Batch<Index>&, const float*, Weight*,                    \
+#define TORCHREC_EXT_INSTANTIATE(Index, Weight)                                              \
+  template BadLookup fused_update(const Layout&, const Batch<Index>&, const float*, Weight*, \
                                   const std::vector<float*>&, const UpdateOptions&)
 TORCHREC_EXT_INSTANTIATE(int32_t, float);
 TORCHREC_EXT_INSTANTIATE(int64_t, float);

@@ -19,9 +19,11 @@ struct UpdateOptions {
   uint64_t step;
 };
 
-// One optimizer step on every row that the batch looks up. Returns a bad lookup, if there is one, before anything changed.
+// One optimizer step on every row that the batch looks up. Returns a bad lookup, if there is one,
+// before anything changed.
 template <class Index, class Weight>
-BadLookup fused_update(const Layout& layout, const Batch<Index>& batch, const float* gradient, Weight* weights,
-                       const std::vector<float*>& states, const UpdateOptions& options);
+BadLookup fused_update(const Layout& layout, const Batch<Index>& batch, const float* gradient,
+                       Weight* weights, const std::vector<float*>& states,
+                       const UpdateOptions& options);
 
 }  // namespace torchrec_ext::cpu

@@ -8,11 +8,13 @@
 
 namespace torchrec_ext::cpu {
 
-// The canonical order of a row's sum: chunks of 32 lookups, each started from its first element, then the chunk sums in
-// order. Chunks of a long row can so be summed by several threads, and on a GPU by several warps, with the same bits.
+// The canonical order of a row's sum: chunks of 32 lookups, each started from its first element,
+// then the chunk sums in order. Chunks of a long row can so be summed by several threads, and on a
+// GPU by several warps, with the same bits.
 inline constexpr int64_t kChunk = 32;
 
-// FBGEMM clips the output gradient, element by element, before per-sample weights and pooling. NaN passes through.
+// FBGEMM clips the output gradient, element by element, before per-sample weights and pooling. NaN
+// passes through.
 TORCHREC_EXT_INLINE float clip(float g, float max_gradient) {
   return g < -max_gradient ? -max_gradient : (g > max_gradient ? max_gradient : g);
 }
@@ -32,7 +34,8 @@ struct GradientSource {
   }
 
   // out = the sum over at most kChunk lookups.
-  TORCHREC_EXT_INLINE void sum_chunk(int64_t begin, int64_t end, int64_t dim, float* __restrict__ out) const {
+  TORCHREC_EXT_INLINE void sum_chunk(int64_t begin, int64_t end, int64_t dim,
+                                     float* __restrict__ out) const {
     constexpr int64_t kAhead = 4;
     const float* __restrict__ first = row(begin);
     const float first_scale = scale(begin);

@@ -16,7 +16,8 @@ inline int64_t slice_count(int64_t items) {
   return std::clamp<int64_t>(items / kGrain, 1, std::max<int64_t>(threads, 1));
 }
 
-// Calls work(slice, begin, end) for `slices` contiguous parts of [0, items), each exactly once. `work` must not throw.
+// Calls work(slice, begin, end) for `slices` contiguous parts of [0, items), each exactly once.
+// `work` must not throw.
 template <class Work>
 void for_each_slice(int64_t items, int64_t slices, const Work& work) {
   if (slices == 1) {
@@ -30,8 +31,9 @@ void for_each_slice(int64_t items, int64_t slices, const Work& work) {
   });
 }
 
-// Calls work(begin, end) for blocks of at most `block` items; whichever thread is free takes the next block. For work whose
-// result does not depend on who does it, and whose cost varies. `work` must not throw.
+// Calls work(begin, end) for blocks of at most `block` items; whichever thread is free takes the
+// next block. For work whose result does not depend on who does it, and whose cost varies. `work`
+// must not throw.
 template <class Work>
 void for_each_block(int64_t items, int64_t block, int64_t slices, const Work& work) {
   std::atomic<int64_t> next{0};

@@ -21,15 +21,17 @@ struct WeightGradient {
   float* out;
 
   TORCHREC_EXT_INLINE BadLookup run(int64_t first_bag, int64_t last_bag) const {
-    return visit_bags(batch, first_bag, last_bag, [this](int64_t bag, int64_t begin, int64_t end)
-                                                      TORCHREC_EXT_INLINE_LAMBDA { return run_bag(bag, begin, end); });
+    return visit_bags(batch, first_bag, last_bag,
+                      [this](int64_t bag, int64_t begin, int64_t end)
+                          TORCHREC_EXT_INLINE_LAMBDA { return run_bag(bag, begin, end); });
   }
 
   TORCHREC_EXT_INLINE int64_t run_bag(int64_t bag, int64_t begin, int64_t end) const {
     const int64_t f = bag / batch.batch_size;
     const Feature& feature = layout.features[static_cast<size_t>(f)];
     const Table& table = layout.tables[static_cast<size_t>(feature.table)];
-    const float* g = gradient + (bag % batch.batch_size) * layout.total_columns + feature.first_column;
+    const float* g =
+        gradient + (bag % batch.batch_size) * layout.total_columns + feature.first_column;
     const float length = batch.pooling == Pooling::kMean ? static_cast<float>(end - begin) : 1.0f;
     const bool required = feature_requires_grad == nullptr || feature_requires_grad[f] != 0;
     for (int64_t i = begin; i < end; ++i) {
@@ -38,8 +40,9 @@ struct WeightGradient {
         return i;
       }
       const Weight* row = weights + table.weights_offset + index * table.dim;
-      const float product = reduce_row(
-          table.dim, [&](int64_t column) TORCHREC_EXT_INLINE_LAMBDA { return clip(g[column], max_gradient) * static_cast<float>(row[column]); });
+      const float product = reduce_row(table.dim, [&](int64_t column) TORCHREC_EXT_INLINE_LAMBDA {
+        return clip(g[column], max_gradient) * static_cast<float>(row[column]);
+      });
       out[i] = required ? product / length : 0.0f;
     }
     return -1;
@@ -49,23 +52,26 @@ struct WeightGradient {
 }  // namespace
 
 template <class Index, class Weight>
-BadLookup per_sample_weight_grad(const Layout& layout, const Batch<Index>& batch, const float* gradient,
-                                 const Weight* weights, const int32_t* feature_requires_grad, float max_gradient,
+BadLookup per_sample_weight_grad(const Layout& layout, const Batch<Index>& batch,
+                                 const float* gradient, const Weight* weights,
+                                 const int32_t* feature_requires_grad, float max_gradient,
                                  float* gradient_of_weights) {
-  const WeightGradient<Index, Weight> body{layout,  batch,        gradient, weights, feature_requires_grad,
-                                           max_gradient, gradient_of_weights};
+  const WeightGradient<Index, Weight> body{
+      layout, batch, gradient, weights, feature_requires_grad, max_gradient, gradient_of_weights};
   const int64_t bags = static_cast<int64_t>(layout.features.size()) * batch.batch_size;
   const int64_t slices = slice_count(batch.lookups);
   std::vector<BadLookup> bad(static_cast<size_t>(slices));
   for_each_slice(bags, slices, [&](int64_t slice, int64_t first, int64_t last) {
-    run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA { bad[static_cast<size_t>(slice)] = body.run(first, last); });
+    run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA {
+      bad[static_cast<size_t>(slice)] = body.run(first, last);
+    });
   });
   return first_bad(bad);
 }
 
-#define TORCHREC_EXT_INSTANTIATE(Index, Weight)                                                            \
-  template BadLookup per_sample_weight_grad(const Layout&, const Batch<Index>&, const float*, const Weight*, \
-                                            const int32_t*, float, float*)
+#define TORCHREC_EXT_INSTANTIATE(Index, Weight)                                               \
+  template BadLookup per_sample_weight_grad(const Layout&, const Batch<Index>&, const float*, \
+                                            const Weight*, const int32_t*, float, float*)
 TORCHREC_EXT_INSTANTIATE(int32_t, float);
 TORCHREC_EXT_INSTANTIATE(int64_t, float);
 TORCHREC_EXT_INSTANTIATE(int32_t, Half);

@@ -11,8 +11,8 @@
 
 namespace torchrec_ext::cpu {
 
-// Keys with the positions they had before sorting. Sorting is stable, so its result is unique: it does not depend on the
-// number of slices.
+// Keys with the positions they had before sorting. Sorting is stable, so its result is unique: it
+// does not depend on the number of slices.
 template <class Key>
 struct SortedKeys {
   std::unique_ptr<Key[]> keys;
@@ -20,7 +20,8 @@ struct SortedKeys {
 };
 
 template <class Key>
-void radix_pass(const SortedKeys<Key>& from, SortedKeys<Key>& to, int64_t items, int shift, int bits, bool first_pass) {
+void radix_pass(const SortedKeys<Key>& from, SortedKeys<Key>& to, int64_t items, int shift,
+                int bits, bool first_pass) {
   const int64_t slices = slice_count(items);
   const int64_t buckets = int64_t{1} << bits;
   const Key mask = static_cast<Key>(buckets - 1);
@@ -60,9 +61,12 @@ SortedKeys<Key> radix_sort(std::unique_ptr<Key[]> keys, int64_t items, uint64_t 
     }
     return from;
   }
-  SortedKeys<Key> to{std::unique_ptr<Key[]>(new Key[items]), std::unique_ptr<uint32_t[]>(new uint32_t[items])};
-  // Wider digits mean fewer passes but more buckets to clear and to scan: keep the buckets well below the items.
-  const int widest = std::clamp(static_cast<int>(std::bit_width(static_cast<uint64_t>(items))) - 3, 6, 12);
+  SortedKeys<Key> to{std::unique_ptr<Key[]>(new Key[items]),
+                     std::unique_ptr<uint32_t[]>(new uint32_t[items])};
+  // Wider digits mean fewer passes but more buckets to clear and to scan: keep the buckets well
+  // below the items.
+  const int widest =
+      std::clamp(static_cast<int>(std::bit_width(static_cast<uint64_t>(items))) - 3, 6, 12);
   const int passes = (key_bits + widest - 1) / widest;
   const int digit = (key_bits + passes - 1) / passes;
   for (int pass = 0; pass < passes; ++pass) {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "../row_update.h"
 #include "../rounding.h"
+#include "../row_update.h"
 #include "gradient_sum.h"
 
 namespace torchrec_ext::cpu {
@@ -18,7 +18,8 @@ struct UpdateTask {
   GradientSource source;
   Weight* weights;
   std::vector<float*> states;
-  // Chunk sums of long rows, computed beforehand: [chunk, max_dim] from long_rows[segment], which is -1 for other rows.
+  // Chunk sums of long rows, computed beforehand: [chunk, max_dim] from long_rows[segment], which
+  // is -1 for other rows.
   const float* chunk_sums;
   const int64_t* long_rows;
 };
@@ -76,7 +77,8 @@ class RowRunner {
     const int64_t row = advance(segment, table);
     prefetch_lines(task_.weights + table->weights_offset + row * table->dim, table->dim);
     for (int k = 0; k < kStates; ++k) {
-      prefetch_lines(state_of(k, *table, row), Optimizer::kStates[static_cast<size_t>(k)].rowwise ? 1 : table->dim);
+      prefetch_lines(state_of(k, *table, row),
+                     Optimizer::kStates[static_cast<size_t>(k)].rowwise ? 1 : table->dim);
     }
     const float* gradient = task_.source.row(task_.segments->begins[segment]);
     for (int64_t column = 0; column < table->dim; column += kCacheLine / 4) {
@@ -93,7 +95,8 @@ class RowRunner {
       states[k] = state_of(k, *table, row);
     }
     rounding_.begin_row(static_cast<uint64_t>(table->first_row + row));
-    update_row(optimizer_, rounding_, task_.weights + table->weights_offset + row * dim, states, sum, dim);
+    update_row(optimizer_, rounding_, task_.weights + table->weights_offset + row * dim, states,
+               sum, dim);
   }
 
   TORCHREC_EXT_INLINE void sum_gradient(int64_t segment, int64_t dim, float* __restrict__ sum,

@@ -16,7 +16,8 @@ std::unique_ptr<Value[]> uninitialized(int64_t size) {
 template <class Index, class Key>
 class KeyBuilder {
  public:
-  KeyBuilder(const Layout& layout, const Batch<Index>& batch, Key* keys, Contributions& contributions)
+  KeyBuilder(const Layout& layout, const Batch<Index>& batch, Key* keys,
+             Contributions& contributions)
       : layout_(layout), batch_(batch), keys_(keys), contributions_(contributions) {}
 
   BadLookup build() {
@@ -25,7 +26,8 @@ class KeyBuilder {
     std::vector<BadLookup> bad(static_cast<size_t>(slices));
     for_each_slice(bags, slices, [&](int64_t slice, int64_t first, int64_t last) {
       bad[static_cast<size_t>(slice)] = visit_bags(
-          batch_, first, last, [&](int64_t bag, int64_t begin, int64_t end) { return build_bag(bag, begin, end); });
+          batch_, first, last,
+          [&](int64_t bag, int64_t begin, int64_t end) { return build_bag(bag, begin, end); });
     });
     return first_bad(bad);
   }
@@ -34,19 +36,23 @@ class KeyBuilder {
   int64_t build_bag(int64_t bag, int64_t begin, int64_t end) {
     const Feature& feature = layout_.features[static_cast<size_t>(bag / batch_.batch_size)];
     const Table& table = layout_.tables[static_cast<size_t>(feature.table)];
-    const int64_t pooled_offset = (bag % batch_.batch_size) * layout_.total_columns + feature.first_column;
+    const int64_t pooled_offset =
+        (bag % batch_.batch_size) * layout_.total_columns + feature.first_column;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t index = batch_.indices[i];
       if (index < 0 || index >= table.rows) {
         return i;
       }
       keys_[i] = static_cast<Key>(table.first_row + index);
-      contributions_.gradient_offsets[i] = batch_.pooling == Pooling::kNone ? i * table.dim : pooled_offset;
+      contributions_.gradient_offsets[i] =
+          batch_.pooling == Pooling::kNone ? i * table.dim : pooled_offset;
     }
     if (contributions_.scales != nullptr) {
-      const float length = batch_.pooling == Pooling::kMean ? static_cast<float>(end - begin) : 1.0f;
+      const float length =
+          batch_.pooling == Pooling::kMean ? static_cast<float>(end - begin) : 1.0f;
       for (int64_t i = begin; i < end; ++i) {
-        const float weight = batch_.per_sample_weights != nullptr ? batch_.per_sample_weights[i] : 1.0f;
+        const float weight =
+            batch_.per_sample_weights != nullptr ? batch_.per_sample_weights[i] : 1.0f;
         contributions_.scales[i] = weight / length;
       }
     }
@@ -98,7 +104,8 @@ BadLookup sort_with_keys(const Layout& layout, const Batch<Index>& batch, Segmen
   if (bad.bag >= 0) {
     return bad;
   }
-  auto sorted = radix_sort(std::move(keys), batch.lookups, static_cast<uint64_t>(layout.total_rows));
+  auto sorted =
+      radix_sort(std::move(keys), batch.lookups, static_cast<uint64_t>(layout.total_rows));
   find_segments(sorted.keys.get(), batch.lookups, segments);
   segments.positions = std::move(sorted.positions);
   return {};

@@ -16,29 +16,33 @@ struct Contributions {
   std::unique_ptr<float[]> scales;              // [lookups], or null where every scale is 1
 };
 
-// The lookups sorted by row. Row s (of `count`), numbered rows[s] across tables, has the lookups positions[begins[s]] up to
-// positions[begins[s + 1]], in the order of the batch.
+// The lookups sorted by row. Row s (of `count`), numbered rows[s] across tables, has the lookups
+// positions[begins[s]] up to positions[begins[s + 1]], in the order of the batch.
 struct Segments {
   int64_t count = 0;
-  std::unique_ptr<int64_t[]> rows;         // [count]
-  std::unique_ptr<uint32_t[]> begins;      // [count + 1]
-  std::unique_ptr<uint32_t[]> positions;   // [lookups]
+  std::unique_ptr<int64_t[]> rows;        // [count]
+  std::unique_ptr<uint32_t[]> begins;     // [count + 1]
+  std::unique_ptr<uint32_t[]> positions;  // [lookups]
 };
 
-// A bag whose offsets are bad (position is -1), or a lookup whose index is. bag is -1 where all is well.
+// A bag whose offsets are bad (position is -1), or a lookup whose index is. bag is -1 where all is
+// well.
 struct BadLookup {
   int64_t bag = -1;
   int64_t position = -1;
 };
 
 inline BadLookup first_bad(const std::vector<BadLookup>& found) {
-  const auto bad = std::find_if(found.begin(), found.end(), [](const BadLookup& lookup) { return lookup.bag >= 0; });
+  const auto bad = std::find_if(found.begin(), found.end(),
+                                [](const BadLookup& lookup) { return lookup.bag >= 0; });
   return bad == found.end() ? BadLookup{} : *bad;
 }
 
-// Calls visit(bag, begin, end) for the bags from first to last; visit returns the position of a bad lookup, or -1.
+// Calls visit(bag, begin, end) for the bags from first to last; visit returns the position of a bad
+// lookup, or -1.
 template <class Index, class Visit>
-TORCHREC_EXT_INLINE BadLookup visit_bags(const Batch<Index>& batch, int64_t first, int64_t last, const Visit& visit) {
+TORCHREC_EXT_INLINE BadLookup visit_bags(const Batch<Index>& batch, int64_t first, int64_t last,
+                                         const Visit& visit) {
   for (int64_t bag = first; bag < last; ++bag) {
     const int64_t begin = batch.offsets[bag];
     const int64_t end = batch.offsets[bag + 1];
@@ -53,9 +57,10 @@ TORCHREC_EXT_INLINE BadLookup visit_bags(const Batch<Index>& batch, int64_t firs
   return {};
 }
 
-// Sorts the batch's lookups by row, stably, and finds each lookup's contribution. Checks every offset and index; where one
-// is bad, returns it, and the outputs are unspecified.
+// Sorts the batch's lookups by row, stably, and finds each lookup's contribution. Checks every
+// offset and index; where one is bad, returns it, and the outputs are unspecified.
 template <class Index>
-BadLookup sort_by_row(const Layout& layout, const Batch<Index>& batch, Segments& segments, Contributions& contributions);
+BadLookup sort_by_row(const Layout& layout, const Batch<Index>& batch, Segments& segments,
+                      Contributions& contributions);
 
 }  // namespace torchrec_ext::cpu

@@ -19,7 +19,8 @@ struct ExactAdagrad {
   float learning_rate;
   float eps;
 
-  explicit ExactAdagrad(const double* h) : learning_rate(static_cast<float>(h[0])), eps(static_cast<float>(h[1])) {}
+  explicit ExactAdagrad(const double* h)
+      : learning_rate(static_cast<float>(h[0])), eps(static_cast<float>(h[1])) {}
 
   template <class Visitor>
   static void select(const double* h, Visitor&& visit) {

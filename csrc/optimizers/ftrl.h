@@ -7,14 +7,16 @@
 
 namespace torchrec_ext {
 
-// FTRL-Proximal (McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, Algorithm 1). `linear` is the
-// paper's z, `accum` its n, and p = -learning_rate_power generalises its square root:
+// FTRL-Proximal (McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013,
+// Algorithm 1). `linear` is the paper's z, `accum` its n, and p = -learning_rate_power generalises
+// its square root:
 //
 //   accum'  = accum + g^2
 //   linear' = linear + g - (accum'^p - accum^p) / learning_rate * weight
 //   weight' = weight                                 if the denominator below is 0
 //           = 0                                      else if |linear'| <= l1_reg
-//           = (sign(linear') * l1_reg - linear') / ((ftrl_beta + accum'^p) / learning_rate + l2_reg)    otherwise
+//           = (sign(linear') * l1_reg - linear') / ((ftrl_beta + accum'^p) / learning_rate +
+//           l2_reg)    otherwise
 template <bool kSquareRoot>
 struct Ftrl {
   static constexpr std::array kHyperparameters = {"learning_rate", "ftrl_beta", "l1_reg", "l2_reg",

@@ -17,12 +17,12 @@ struct StateInfo {
 //
 //   kHyperparameters   names, in the order in which their values arrive
 //   kStates            in checkpoint order; [rows, D] states come before [rows] states
-//   select(h, visit)   calls visit(optimizer) with the variant that the hyperparameters h choose, on the host
-//   Row                what the columns of one row share; `NoRow` where there is nothing
-//   kReducesRow        whether begin_row needs a sum over the row's columns
-//   reduce_term        one column's term of that sum (only if kReducesRow)
-//   begin_row          updates the [rows] states, returns Row (only if kReducesRow)
-//   column             takes one column's weight, gradient and [rows, D] states, updates the states, returns the weight
+//   select(h, visit)   calls visit(optimizer) with the variant that the hyperparameters h choose,
+//   on the host Row                what the columns of one row share; `NoRow` where there is
+//   nothing kReducesRow        whether begin_row needs a sum over the row's columns reduce_term one
+//   column's term of that sum (only if kReducesRow) begin_row          updates the [rows] states,
+//   returns Row (only if kReducesRow) column             takes one column's weight, gradient and
+//   [rows, D] states, updates the states, returns the weight
 struct NoRow {};
 
 template <class Optimizer>

@@ -9,12 +9,13 @@
 
 namespace torchrec_ext {
 
-// One line per optimizer: member of OptimType, value string (FBGEMM's where it has the optimizer), struct. The order is the
-// numbering of the ops' `optimizer` argument within one build; nothing stores it.
-#define TORCHREC_EXT_FOR_EACH_OPTIMIZER(X)                                     \
-  X(EXACT_SGD, "exact_sgd", ExactSgd)                                          \
-  X(EXACT_ADAGRAD, "exact_adagrad", ExactAdagrad)                              \
-  X(EXACT_ROWWISE_ADAGRAD, "exact_row_wise_adagrad", ExactRowWiseAdagrad)      \
+// One line per optimizer: member of OptimType, value string (FBGEMM's where it has the optimizer),
+// struct. The order is the numbering of the ops' `optimizer` argument within one build; nothing
+// stores it.
+#define TORCHREC_EXT_FOR_EACH_OPTIMIZER(X)                                \
+  X(EXACT_SGD, "exact_sgd", ExactSgd)                                     \
+  X(EXACT_ADAGRAD, "exact_adagrad", ExactAdagrad)                         \
+  X(EXACT_ROWWISE_ADAGRAD, "exact_row_wise_adagrad", ExactRowWiseAdagrad) \
   X(FTRL, "ftrl", Ftrl<true>)
 
 enum class OptimType : int64_t {
@@ -32,7 +33,8 @@ struct OptimizerTag {
 // Calls visit(member, its name, its value string, tag) for every optimizer, in order.
 template <class Visitor>
 void for_each_optimizer(Visitor&& visit) {
-#define TORCHREC_EXT_VISIT(member, value, type) visit(OptimType::member, #member, value, OptimizerTag<type>{});
+#define TORCHREC_EXT_VISIT(member, value, type) \
+  visit(OptimType::member, #member, value, OptimizerTag<type>{});
   TORCHREC_EXT_FOR_EACH_OPTIMIZER(TORCHREC_EXT_VISIT)
 #undef TORCHREC_EXT_VISIT
 }

@@ -1,6 +1,7 @@
 """The specs of all optimizers: names, ranges, defaults, states and initial values.
 
-The C++ extension has the updates, these specs everything else. The two are compared when this package is imported.
+The C++ extension has the updates, these specs everything else. The two are compared when this
+package is imported.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ def spec_of(optimizer: OptimType) -> OptimizerSpec:
 def _check_against_extension() -> None:
     registered = _C.registered_optimizers()
     if set(registered) != {optimizer.name for optimizer in SPECS}:
-        raise ImportError(f"the extension has {sorted(registered)}, the specs {sorted(SPECS, key=str)}")
+        raise ImportError(
+            f"the extension has {sorted(registered)}, the specs {sorted(SPECS, key=str)}"
+        )
     for optimizer, spec in SPECS.items():
         states = tuple((state.name, state.rowwise) for state in spec.states)
         found = {"hyperparameters": spec.kernel_hyperparameters, "states": states}
         if registered[optimizer.name] != found:
             raise ImportError(
-                f"{optimizer.name}: the extension has {registered[optimizer.name]}, the spec {found}; "
-                "rebuild the extension (pip install .)"
+                f"{optimizer.name}: the extension has {registered[optimizer.name]}, "
+                f"the spec {found}; rebuild the extension (pip install .)"
             )
 
 

@@ -9,7 +9,8 @@ SPEC = OptimizerSpec(
     hyperparameters=(LEARNING_RATE, EPS, INITIAL_ACCUMULATOR_VALUE),
     states=(State("sum", initial="initial_accumulator_value"),),
 )
-r"""Adagrad (Duchi, Hazan and Singer, JMLR 2011), FBGEMM's ``EXACT_ADAGRAD``. A row's gradients are summed over the batch, then
+r"""Adagrad (Duchi, Hazan and Singer, JMLR 2011), FBGEMM's ``EXACT_ADAGRAD``. A row's gradients are
+summed over the batch, then
 
 .. code-block:: text
 

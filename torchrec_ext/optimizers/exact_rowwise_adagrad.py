@@ -16,5 +16,6 @@ r"""FBGEMM's ``EXACT_ROWWISE_ADAGRAD``. A row's gradients are summed over the ba
     sum'    = sum + mean over the row's D columns of g^2
     weight' = weight - learning_rate / (sqrt(sum') + eps) * g
 
-Under column-wise sharding each shard of a row has an accumulator of its own, over its own columns, as with FBGEMM.
+Under column-wise sharding each shard of a row has an accumulator of its own, over its own columns,
+as with FBGEMM.
 """

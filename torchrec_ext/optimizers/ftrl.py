@@ -7,7 +7,9 @@ from torchrec_ext.optimizers.spec import Hyperparameter, OptimizerSpec, State
 SPEC = OptimizerSpec(
     optimizer=OptimType.FTRL,
     hyperparameters=(
-        Hyperparameter("learning_rate", default=0.01, minimum=0.0, above_minimum=True, aliases=("lr",)),
+        Hyperparameter(
+            "learning_rate", default=0.01, minimum=0.0, above_minimum=True, aliases=("lr",)
+        ),
         Hyperparameter("ftrl_beta", default=0.0, minimum=0.0),
         Hyperparameter("l1_reg", default=0.0, minimum=0.0, aliases=("ftrl_l1_reg",)),
         Hyperparameter("l2_reg", default=0.0, minimum=0.0, aliases=("ftrl_l2_reg",)),
@@ -16,9 +18,9 @@ SPEC = OptimizerSpec(
     ),
     states=(State("linear"), State("accum", initial="initial_accumulator_value")),
 )
-r"""FTRL-Proximal (McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013, Algorithm 1), where
-``linear`` is the paper's z, ``accum`` its n, and ``p = -learning_rate_power`` generalises its square root. A row's
-gradients are summed over the batch, then
+r"""FTRL-Proximal (McMahan et al., "Ad Click Prediction: a View from the Trenches", KDD 2013,
+Algorithm 1), where ``linear`` is the paper's z, ``accum`` its n, and ``p = -learning_rate_power``
+generalises its square root. A row's gradients are summed over the batch, then
 
 .. code-block:: text
 
@@ -29,8 +31,9 @@ gradients are summed over the batch, then
             = (sign(linear') * l1_reg - linear')
               / ((ftrl_beta + accum'^p) / learning_rate + l2_reg)       otherwise
 
-``l2_reg`` is the paper's lambda_2; TensorFlow and Keras divide by ``2 * l2``, so their ``l2`` of x is ``l2_reg = 2x`` here.
+``l2_reg`` is the paper's lambda_2; TensorFlow and Keras divide by ``2 * l2``, so their ``l2`` of x
+is ``l2_reg = 2x`` here.
 
-The first update of a row discards most of a non-zero initial weight, because ``linear`` starts at 0: the share that is kept
-is ``(accum'^p - accum^p) / (ftrl_beta + accum'^p)``.
+The first update of a row discards most of a non-zero initial weight, because ``linear`` starts at
+0: the share that is kept is ``(accum'^p - accum^p) / (ftrl_beta + accum'^p)``.
 """

@@ -20,7 +20,8 @@ class Hyperparameter:
     """One hyperparameter: its name, default and legal range.
 
     Attributes:
-        name: The keyword in ``fused_params`` and in :class:`~torchrec_ext.tbe.TableBatchedEmbeddingBags`.
+        name: The keyword in ``fused_params`` and in
+            :class:`~torchrec_ext.tbe.TableBatchedEmbeddingBags`.
         default: The value where none is given.
         minimum: The least legal value, itself legal unless ``above_minimum``.
         maximum: The greatest legal value.
@@ -41,7 +42,11 @@ class Hyperparameter:
     def legal_range(self) -> str:
         """The legal values, as text for messages."""
         if self.minimum == -math.inf:
-            return "a finite number" if self.maximum == math.inf else f"a finite number <= {self.maximum:g}"
+            return (
+                "a finite number"
+                if self.maximum == math.inf
+                else f"a finite number <= {self.maximum:g}"
+            )
         lower = f"a finite number {'>' if self.above_minimum else '>='} {self.minimum:g}"
         return lower if self.maximum == math.inf else f"{lower} and <= {self.maximum:g}"
 
@@ -49,9 +54,12 @@ class Hyperparameter:
         """Returns ``value`` as a float.
 
         Raises:
-            HyperparameterError: The value is no real number, NaN, infinite or outside of the legal range.
+            HyperparameterError: The value is no real number, NaN, infinite or outside of the legal
+                range.
         """
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        number = (
+            float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        )
         legal = math.isfinite(number) and self.minimum <= number <= self.maximum
         if not legal or (self.above_minimum and number == self.minimum):
             raise HyperparameterError(
@@ -116,9 +124,12 @@ class OptimizerSpec:
             Every hyperparameter by its own name, in the spec's order.
 
         Raises:
-            HyperparameterError: A keyword is unknown, given under two names, or its value is not legal.
+            HyperparameterError: A keyword is unknown, given under two names, or its value is not
+                legal.
         """
-        values = dict(base) if base is not None else {h.name: h.default for h in self.hyperparameters}
+        values = (
+            dict(base) if base is not None else {h.name: h.default for h in self.hyperparameters}
+        )
         spelled: dict[str, str] = {}
         for keyword, value in given.items():
             if keyword in self.ignored:
@@ -126,8 +137,8 @@ class OptimizerSpec:
             hyperparameter = self._find(keyword)
             if hyperparameter.name in spelled:
                 raise HyperparameterError(
-                    f"{self.optimizer.name}: {spelled[hyperparameter.name]} and {keyword} are two names of the same "
-                    "hyperparameter; give one of them"
+                    f"{self.optimizer.name}: {spelled[hyperparameter.name]} and {keyword} are two "
+                    "names of the same hyperparameter; give one of them"
                 )
             spelled[hyperparameter.name] = keyword
             values[hyperparameter.name] = hyperparameter.validate(value, keyword, self.optimizer)
@@ -143,6 +154,7 @@ class OptimizerSpec:
         hyperparameter = self.keywords.get(keyword)
         if hyperparameter is None:
             raise HyperparameterError(
-                f"{self.optimizer.name} has no hyperparameter {keyword!r}; it has {', '.join(sorted(self.keywords))}"
+                f"{self.optimizer.name} has no hyperparameter {keyword!r}; "
+                f"it has {', '.join(sorted(self.keywords))}"
             )
         return hyperparameter

@@ -1,0 +1,62 @@
+"""Tables without rows, which row-wise sharding makes and FBGEMM's CPU lookup cannot handle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import Tensor
+
+
+def features_without_rows(module: SplitTableBatchedEmbeddingBagsCodegen) -> list[int]:
+    """The features whose table has no rows in this module."""
+    rows = [spec[0] for spec in module.embedding_specs]
+    return [f for f, table in enumerate(module.feature_table_map) if rows[table] == 0]
+
+
+def guard_table_ends(module: SplitTableBatchedEmbeddingBagsCodegen) -> None:
+    """Keeps FBGEMM's CPU lookup from reading past the end of ``hash_size_cumsum``.
+
+    It takes the first larger element as the end of a table, and behind a last table without rows
+    there is none. One element more in the buffer's storage, behind its end, stops it.
+    """
+    ends = module.hash_size_cumsum
+    module.hash_size_cumsum = torch.cat([ends, ends[-1:] + 1])[:-1]
+
+
+def check_no_lookups(
+    features: Sequence[int], table_names: Sequence[str], indices: Tensor, offsets: Tensor
+) -> None:
+    """Checks that a batch looks up nothing in tables without rows.
+
+    Args:
+        features: The features to check.
+        table_names: Every feature's table.
+        indices: ``[lookups]``.
+        offsets: ``[features * batch_size + 1]``.
+
+    Raises:
+        ValueError: A feature has lookups.
+    """
+    batch_size = (offsets.numel() - 1) // len(table_names)
+    for feature in features:
+        first, last = offsets[feature * batch_size], offsets[(feature + 1) * batch_size]
+        if first != last:
+            raise ValueError(
+                f"table {table_names[feature]!r} has no rows here, but feature {feature} looks up "
+                f"{indices[first:last][:5].tolist()} in it; remove these lookups"
+            )
+
+
+def empty_lookup(module: SplitTableBatchedEmbeddingBagsCodegen, offsets: Tensor) -> Tensor:
+    """The output of a lookup in a module that has no row at all: every bag is empty."""
+    dtype = SparseType.from_int(module.output_dtype).as_dtype()
+    if module.pooling_mode == PoolingMode.NONE:
+        return torch.zeros(0, module.max_D, dtype=dtype)
+    batch_size = (offsets.numel() - 1) // len(module.feature_table_map)
+    return torch.zeros(batch_size, module.total_D, dtype=dtype)
