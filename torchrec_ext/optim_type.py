@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch  # noqa: F401  the extension resolves its symbols in libtorch, which this loads
 
-from torchrec_ext import _C
+from torchrec_ext._C import OptimType
 
-if TYPE_CHECKING:
-    import enum
+OptimType.__doc__ = """A fused optimizer of torchrec_ext.
 
-    class OptimType(enum.Enum):
-        """A fused optimizer of torchrec_ext.
+Members have FBGEMM's names and value strings where FBGEMM has the optimizer too. No member equals a
+member of FBGEMM's ``EmbOptimType``; ``counterpart`` is that member, or None where the installed
+FBGEMM has none.
 
-        Members have FBGEMM's names and value strings where FBGEMM has the optimizer too. No member
-        equals a member of FBGEMM's ``EmbOptimType``.
+Example:
+    >>> from torchrec_ext import OptimType
+    >>> OptimType.FTRL.value
+    'ftrl'
+    >>> OptimType.EXACT_SGD.counterpart
+    <EmbOptimType.EXACT_SGD: 'exact_sgd'>
+"""
 
-        Example:
-            >>> from torchrec_ext import OptimType
-            >>> OptimType.FTRL.value
-            'ftrl'
-        """
 
-        EXACT_SGD = "exact_sgd"
-        EXACT_ADAGRAD = "exact_adagrad"
-        EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
-        FTRL = "ftrl"
+def _counterpart(optimizer: OptimType) -> Any:
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
 
-        @property
-        def counterpart(self) -> Any:
-            """FBGEMM's ``EmbOptimType`` of the same name; None where the installed one has none."""
+    return getattr(EmbOptimType, optimizer.name, None)
 
-else:
 
-    def _counterpart(self):
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
+def _value(optimizer: OptimType) -> str:
+    return str(optimizer.value)
 
-        return getattr(EmbOptimType, self.name, None)
 
-    OptimType = _C.OptimType
-    OptimType.counterpart = property(_counterpart)
-    OptimType.__str__ = lambda self: self.value
+# C++ makes the enum's members; what needs Python is added here.
+OptimType.counterpart = property(_counterpart)  # type: ignore[method-assign,assignment]
+OptimType.__str__ = _value  # type: ignore[method-assign,assignment]
 
 #: The members in the order of the ops' ``optimizer`` argument.
 OPTIM_TYPES: tuple[OptimType, ...] = tuple(OptimType)
