@@ -103,6 +103,7 @@ def ninja_file(sources: list[str], objects: Path, library: Path) -> str:
     # The wheel stands next to torch in site-packages, wherever that is.
     link = ["-L" + str(torch / "lib"), "-ltorch_cpu", "-Wl,-rpath,$ORIGIN/../torch/lib"]
     lines = [
+        f"builddir = {ninja_escape(str(objects))}",
         f"cxx = {compiler()}",
         f"flags = {shlex.join(flags).replace('$', '$$')}",
         f"link_flags = {shlex.join(link).replace('$', '$$')}",
@@ -139,7 +140,9 @@ class NinjaBuild(build_ext):
         if "MAX_JOBS" in os.environ:
             command += ["-j", os.environ["MAX_JOBS"]]
         if subprocess.run(command, cwd=ROOT).returncode != 0:
-            raise SystemExit("torchrec_ext: compiling the C++ extension failed, see the messages above")
+            raise SystemExit(
+                "torchrec_ext: compiling the C++ extension failed, see the messages above"
+            )
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         self.copy_file(str(ROOT / library), str(target))
@@ -147,7 +150,9 @@ class NinjaBuild(build_ext):
 
 def find(*patterns: str) -> list[str]:
     """Files below ROOT, relative to it, in a fixed order."""
-    return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
+    return sorted(
+        str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern)
+    )
 
 
 if os.environ.get("USE_CUDA", "0") not in ("", "0"):
