@@ -1,0 +1,124 @@
+"""The optimizer states of a module's tables: allocation, views and initial values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+    construct_split_state,
+)
+from torch import Tensor
+
+from torchrec_ext.optimizers import OptimizerSpec, State
+
+
+class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
+    """The part of our module that owns the optimizer states.
+
+    A state is one flat float32 buffer over all tables, named and placed as FBGEMM does it. Its
+    initial value comes from the optimizer's spec and the hyperparameters in force.
+    """
+
+    _spec: OptimizerSpec
+    _hyperparameters: dict[str, float]
+
+    @property
+    def table_labels(self) -> list[str]:
+        """The tables' names, or their numbers where they have none."""
+        return self.table_names or [str(table) for table in range(len(self.embedding_specs))]
+
+    def split_optimizer_states(self) -> list[list[Tensor]]:
+        """The states as views, ``[table][state]``, in the order of the optimizer's spec."""
+        return [
+            [self._state_of_table(state, table) for state in self._spec.states]
+            for table in range(len(self.embedding_specs))
+        ]
+
+    def get_optimizer_state(self) -> list[dict[str, Tensor]]:
+        """The states as views, one dict by state name for each table."""
+        names = [state.name for state in self._spec.states]
+        return [dict(zip(names, states, strict=True)) for states in self.split_optimizer_states()]
+
+    @torch.no_grad()
+    def reset_optimizer_states(
+        self, table: int | str | None = None, rows: Tensor | Iterable[int] | None = None
+    ) -> None:
+        """Sets states to the initial values that the current hyperparameters give.
+
+        Args:
+            table: Number or name of a table; None for all tables.
+            rows: Rows of that table; None for all rows.
+
+        Raises:
+            KeyError: There is no such table.
+            IndexError: There is no such row; nothing was changed.
+            ValueError: ``rows`` without ``table``.
+        """
+        if table is None and rows is not None:
+            raise ValueError(f"rows={rows!r} needs a table: one of {self.table_labels}")
+        tables = range(len(self.embedding_specs)) if table is None else [self._table_number(table)]
+        for number in tables:
+            selected = slice(None) if rows is None else self._checked_rows(number, rows)
+            for state in self._spec.states:
+                value = self._spec.initial_value(state, self._hyperparameters)
+                self._state_of_table(state, number)[selected] = value
+
+    @torch.no_grad()
+    def reset_embedding_weight_momentum(
+        self,
+        pruned_indices: Tensor,
+        pruned_indices_offsets: Tensor,
+        logical_table_ids: Tensor,
+        buffer_ids: Tensor,
+    ) -> None:
+        """Zeroes the weights of pruned rows and resets their optimizer states, for every optimizer.
+
+        Args:
+            pruned_indices: int64, the rows, table by table.
+            pruned_indices_offsets: int64 ``[pruned tables + 1]``, where each table's rows start.
+            logical_table_ids: Not read: FBGEMM's numbering outside of this module.
+            buffer_ids: ``[pruned tables]``, the numbers of the tables in this module.
+        """
+        weights = self.split_embedding_weights()
+        bounds = pruned_indices_offsets.tolist()
+        for table, begin, end in zip(buffer_ids.tolist(), bounds, bounds[1:], strict=False):
+            rows = pruned_indices[begin:end].long()
+            self.reset_optimizer_states(table, rows)
+            weights[table][rows] = 0
+
+    def _allocate_states(self) -> None:
+        for state in self._spec.states:
+            split = construct_split_state(
+                self.embedding_specs, rowwise=state.rowwise, cacheable=False
+            )
+            self._apply_split(split, prefix=state.name, dtype=torch.float32)
+
+    def _state_buffers(self) -> list[Tensor]:
+        return [getattr(self, f"{state.name}_host") for state in self._spec.states]
+
+    def _state_of_table(self, state: State, table: int) -> Tensor:
+        rows, dim, _, _ = self.embedding_specs[table]
+        shape = (rows,) if state.rowwise else (rows, dim)
+        size = rows if state.rowwise else rows * dim
+        offset = getattr(self, f"{state.name}_physical_offsets")[table]
+        buffer: Tensor = getattr(self, f"{state.name}_host")
+        return buffer.detach()[offset : offset + size].view(shape)
+
+    def _table_number(self, table: int | str) -> int:
+        names = self.table_labels
+        number = names.index(table) if isinstance(table, str) and table in names else table
+        if not isinstance(number, int) or not 0 <= number < len(names):
+            raise KeyError(f"there is no table {table!r}; the tables are {names}")
+        return number
+
+    def _checked_rows(self, table: int, rows: Tensor | Iterable[int]) -> Tensor:
+        selected = rows if isinstance(rows, Tensor) else torch.tensor(list(rows), dtype=torch.int64)
+        limit = self.embedding_specs[table][0]
+        if selected.numel() and (int(selected.min()) < 0 or int(selected.max()) >= limit):
+            raise IndexError(
+                f"table {self.table_labels[table]!r} has rows 0 to {limit - 1}, but rows "
+                f"{int(selected.min())} to {int(selected.max())} were given"
+            )
+        return selected
