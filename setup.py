@@ -1,4 +1,4 @@
-"""Builds the C++ extension ``torchrec_ext._C``; pyproject.toml holds everything else about the package.
+"""Builds the C++ extension ``torchrec_ext._C``; pyproject.toml holds the rest.
 
 Environment: ``CXX`` (default ``g++``), ``CXXFLAGS`` (appended to ours), ``MAX_JOBS``, ``USE_CUDA``.
 """
@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 11)
 TORCH_TARGET_VERSION = "0x020b000000000000"
 
-# Contraction to fma would give an update different bits on different instruction sets. gcc vectorises sqrt only without
-# errno, and a conditional division only without trapping math; neither changes a value.
+# Contraction to fma would give an update different bits on different instruction sets. gcc
+# vectorises sqrt only without errno, and a conditional division only without trapping math; neither
+# changes a value.
 COMPILE_FLAGS = [
     "-std=c++20",
     "-O3",
@@ -48,8 +49,8 @@ def package_folder(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(
-            f"torchrec_ext: building needs the Python package {name!r}, which this environment lacks. "
-            "Without build isolation, install first: torch>=2.11 pybind11 ninja setuptools>=77 wheel"
+            f"torchrec_ext: building needs the Python package {name!r}, which is not installed. "
+            "Without build isolation, install first: torch pybind11 ninja setuptools wheel"
         )
     return Path(spec.submodule_search_locations[0])
 
@@ -68,7 +69,7 @@ def compiler() -> str:
     command = os.environ.get("CXX", "g++")
     if shutil.which(shlex.split(command)[0]) is None:
         raise SystemExit(
-            f"torchrec_ext: there is no C++ compiler {command!r}; install g++ 11 or later, or set CXX"
+            f"torchrec_ext: no C++ compiler {command!r}; install g++ 11 or later, or set CXX"
         )
     return command
 
@@ -126,11 +127,11 @@ def ninja_file(sources: list[str], objects: Path, library: Path) -> str:
 
 
 class NinjaBuild(build_ext):
-    """Compiles sources in parallel and only what changed, with the same flags whatever Python was built with."""
+    """Compiles in parallel and only what changed, with our flags instead of Python's own."""
 
     def build_extension(self, ext: Extension) -> None:
         """Builds one extension; its objects stay in ``build/`` for the next build."""
-        # Relative to ROOT, because error messages carry the sources' paths as the compiler saw them.
+        # Relative to ROOT, because messages carry the sources' paths as the compiler saw them.
         folder = Path("build", "ninja-" + sys.implementation.cache_tag)
         library = folder / Path(self.get_ext_filename(ext.name)).name
         (ROOT / folder).mkdir(parents=True, exist_ok=True)
@@ -157,7 +158,8 @@ def find(*patterns: str) -> list[str]:
 
 if os.environ.get("USE_CUDA", "0") not in ("", "0"):
     raise SystemExit(
-        "torchrec_ext: USE_CUDA is set, but this version has no CUDA kernels. Unset USE_CUDA to build the CPU kernels."
+        "torchrec_ext: USE_CUDA is set, but this version has no CUDA kernels; "
+        "unset it to build the CPU kernels"
     )
 
 setup(
