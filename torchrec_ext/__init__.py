@@ -1,0 +1,35 @@
+"""Fused optimizers for the embedding tables of TorchRec, written in C++.
+
+Importing this package imports neither FBGEMM nor TorchRec; ``install()``, the sharders in
+``torchrec_ext.distributed`` and the module in ``torchrec_ext.tbe`` do.
+"""
+
+from torchrec_ext.optim_type import OptimType
+
+__all__ = ["OptimType", "__version__", "install", "uninstall"]
+
+__version__ = "0.1.0"
+
+
+def install() -> None:
+    """Lets TorchRec build our kernels for tables whose optimizer is an ``OptimType``.
+
+    Everything else keeps TorchRec's own kernels. Calling it twice changes nothing.
+
+    Raises:
+        UnsupportedTorchRecError: The installed TorchRec is not one whose internals are known.
+    """
+    from torchrec_ext.distributed import hook
+
+    hook.install()
+
+
+def uninstall() -> None:
+    """Puts TorchRec's own functions back; modules that are already sharded keep working.
+
+    Raises:
+        RuntimeError: Another package wrapped the same functions after ``install()``.
+    """
+    from torchrec_ext.distributed import hook
+
+    hook.uninstall()

@@ -1,0 +1,18 @@
+"""TorchRec integration: the hook, our kernels, sharders that honour the optimizer, plan checks."""
+
+from torchrec_ext.distributed.hook import install, uninstall
+from torchrec_ext.distributed.patching import UnsupportedTorchRecError
+from torchrec_ext.distributed.plan import PlanError
+from torchrec_ext.distributed.sharders import (
+    EmbeddingBagCollectionSharder,
+    EmbeddingCollectionSharder,
+)
+
+__all__ = [
+    "EmbeddingBagCollectionSharder",
+    "EmbeddingCollectionSharder",
+    "PlanError",
+    "UnsupportedTorchRecError",
+    "install",
+    "uninstall",
+]

@@ -1,0 +1,127 @@
+"""TorchRec's fused embedding kernels over our module instead of FBGEMM's.
+
+Subclasses, so that every ``isinstance`` check of TorchRec still holds. Their constructors skip that
+of the direct parent, whose only work is to build FBGEMM's module, and do what is left of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    EmbeddingLocation,
+    PoolingMode,
+)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
+from torchrec.distributed.batched_embedding_kernel import (
+    ENABLE_RAW_EMBEDDING_STREAMING_STR,
+    BatchedFusedEmbedding,
+    BatchedFusedEmbeddingBag,
+    EmbeddingFusedOptimizer,
+    _populate_res_params,
+)
+from torchrec.distributed.embedding_types import (
+    GroupedEmbeddingConfig,
+    compute_kernel_to_embedding_location,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingType
+from torchrec.modules.embedding_configs import data_type_to_sparse_type
+
+from torchrec_ext.tbe import TableBatchedEmbeddingBags
+
+
+class FusedEmbeddingBagKernel(BatchedFusedEmbeddingBag):
+    """The pooled kernel of an ``EmbeddingBagCollection``'s group of tables."""
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+        sharding_type: ShardingType | None = None,
+        env: ShardingEnv | None = None,
+    ) -> None:
+        super(BatchedFusedEmbeddingBag, self).__init__(config, pg, device, sharding_type)
+        self._emb_module = _build_module(self, device, self._pooling)
+        self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
+        self.init_parameters()
+
+
+class FusedEmbeddingKernel(BatchedFusedEmbedding):
+    """The sequence kernel of an ``EmbeddingCollection``'s group of tables."""
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: dist.ProcessGroup | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super(BatchedFusedEmbedding, self).__init__(config, pg, device)
+        self._emb_module = _build_module(self, device, PoolingMode.NONE)
+        self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
+        self.init_parameters()
+
+
+def _build_module(
+    kernel: FusedEmbeddingBagKernel | FusedEmbeddingKernel,
+    device: torch.device | None,
+    pooling_mode: PoolingMode,
+) -> TableBatchedEmbeddingBags:
+    """Builds the module of a kernel whose base class has read the group's tables."""
+    config = kernel.config
+    weights_precision = data_type_to_sparse_type(config.data_type)
+    locations, compute_devices = _placement(config, device)
+    return TableBatchedEmbeddingBags(
+        embedding_specs=list(
+            zip(kernel._local_rows, kernel._local_cols, locations, compute_devices, strict=True)
+        ),
+        feature_table_map=kernel._feature_table_map,
+        pooling_mode=pooling_mode,
+        weights_precision=weights_precision,
+        device=device,
+        table_names=[table.name for table in config.embedding_tables],
+        embedding_shard_info=list(
+            zip(
+                kernel._num_embeddings,
+                kernel._embedding_dims,
+                kernel._row_offset,
+                kernel._col_offset,
+                strict=True,
+            )
+        ),
+        **_module_keywords(config, weights_precision),
+    )
+
+
+def _placement(
+    config: GroupedEmbeddingConfig, device: torch.device | None
+) -> tuple[list[EmbeddingLocation], list[ComputeDevice]]:
+    tables = config.embedding_tables
+    if device is not None and device.type == "cuda":
+        locations = [compute_kernel_to_embedding_location(table.compute_kernel) for table in tables]
+        return locations, [ComputeDevice.CUDA] * len(tables)
+    if device is not None and device.type not in ("cpu", "meta"):
+        names = [table.name for table in tables]
+        raise NotImplementedError(
+            f"tables {names}: torchrec_ext has kernels for cpu and cuda, not for {device.type!r}"
+        )
+    return [EmbeddingLocation.HOST] * len(tables), [ComputeDevice.CPU] * len(tables)
+
+
+def _module_keywords(
+    config: GroupedEmbeddingConfig, weights_precision: SparseType
+) -> dict[str, Any]:
+    """The group's ``fused_params`` as module keywords, on a copy: TorchRec edits them in place."""
+    keywords = dict(config.fused_params or {})
+    streaming, streaming_params = _populate_res_params(
+        dataclasses.replace(config, fused_params=keywords)
+    )
+    keywords[ENABLE_RAW_EMBEDDING_STREAMING_STR] = streaming
+    keywords["res_params"] = streaming_params
+    cached_as = SparseType.FP16 if weights_precision == SparseType.NFP8 else weights_precision
+    keywords.setdefault("cache_precision", cached_as)
+    return keywords

@@ -1,0 +1,187 @@
+"""Checks that a sharding plan keeps a table's fused optimizer.
+
+TorchRec trains a DENSE or DATA_PARALLEL table with whatever optimizer holds its dense parameter,
+and its key-value, virtual-table, Triton and quantised kernels know only FBGEMM's optimizers. A
+plan that says one of these for a table with one of ours would drop the optimizer, so it is refused
+on every rank, before a kernel is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.types import ParameterSharding, ShardingType
+from torchrec.modules.embedding_configs import PoolingType
+
+from torchrec_ext.optim_type import OptimType
+from torchrec_ext.optimizers import spec_of
+
+HOST_KERNELS = (EmbeddingComputeKernel.FUSED.value,)
+CUDA_KERNELS = (
+    EmbeddingComputeKernel.FUSED.value,
+    EmbeddingComputeKernel.FUSED_UVM.value,
+    EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
+)
+# Every sharding type that splits a table into shards with one owner each.
+SHARDING_TYPES = (
+    ShardingType.TABLE_WISE.value,
+    ShardingType.COLUMN_WISE.value,
+    ShardingType.TABLE_COLUMN_WISE.value,
+    ShardingType.ROW_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+    ShardingType.GRID_SHARD.value,
+)
+# These place a table, or each of its column slices, on all ranks of one host.
+HOST_SHARDING_TYPES = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
+
+
+class PlanError(ValueError):
+    """A sharding plan under which a table would not be trained by its fused optimizer."""
+
+
+def kernels_for(compute_device_type: str) -> list[str]:
+    """The compute kernels that honour our optimizers on a device type ("cpu", "cuda", ...)."""
+    return list(CUDA_KERNELS if compute_device_type == "cuda" else HOST_KERNELS)
+
+
+def kernel_problem(table: str, optimizer: OptimType, compute_kernel: str) -> str | None:
+    """Says what is wrong with a table's compute kernel, and the constraint that puts it right."""
+    if compute_kernel in CUDA_KERNELS:
+        return None
+    return (
+        f"table {table!r}: compute kernel {compute_kernel!r} does not run "
+        f"OptimType.{optimizer.name}, it would drop or replace the fused optimizer; set "
+        f"ParameterConstraints(compute_kernels={list(HOST_KERNELS)}) for it (on CUDA also "
+        f"{list(CUDA_KERNELS[1:])})"
+    )
+
+
+def sharding_type_problem(table: str, optimizer: OptimType, sharding_type: str) -> str | None:
+    """Says what is wrong with a table's sharding type, and the constraint that puts it right."""
+    if sharding_type in SHARDING_TYPES:
+        return None
+    return (
+        f"table {table!r}: sharding type {sharding_type!r} does not run "
+        f"OptimType.{optimizer.name}, every rank would train a copy of the table without it; set "
+        f"ParameterConstraints(sharding_types={list(SHARDING_TYPES[:4])}, "
+        f"compute_kernels={list(HOST_KERNELS)}) for it"
+    )
+
+
+def check_sharding(infos: Iterable[EmbeddingShardingInfo]) -> None:
+    """Checks the placement of every table that carries one of our optimizers.
+
+    Args:
+        infos: TorchRec's description of the tables to shard, ``fused_params`` merged.
+
+    Raises:
+        PlanError: Names each table whose plan would not train it right, and what to set.
+    """
+    problems = []
+    for info in infos:
+        optimizer = (info.fused_params or {}).get("optimizer")
+        if isinstance(optimizer, OptimType):
+            problem = _table_problem(info, optimizer)
+            if problem is not None:
+                problems.append(problem)
+    if problems:
+        raise PlanError("\n".join(problems))
+
+
+def _table_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | None:
+    table = info.embedding_config.name
+    sharding = info.param_sharding
+    return (
+        sharding_type_problem(table, optimizer, sharding.sharding_type)
+        or kernel_problem(table, optimizer, sharding.compute_kernel)
+        or _width_problem(table, sharding)
+        or _grid_problem(info, optimizer)
+        or _host_problem(table, sharding)
+    )
+
+
+def _width_problem(table: str, sharding: ParameterSharding) -> str | None:
+    widths = {shard.shard_sizes[1] for shard in sharding.sharding_spec.shards}
+    odd = sorted(width for width in widths if width % 4 != 0)
+    if not odd:
+        return None
+    return (
+        f"table {table!r}: a shard of {odd[0]} columns; FBGEMM's lookup takes multiples of 4. "
+        "Choose an embedding_dim that is a multiple of 4 and, for column shards, "
+        "ParameterConstraints(min_partition=...) that is one too"
+    )
+
+
+def _grid_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | None:
+    """Two cases that TorchRec accepts and gets wrong under grid_shard."""
+    table = info.embedding_config
+    if info.param_sharding.sharding_type != ShardingType.GRID_SHARD.value:
+        return None
+    if table.pooling == PoolingType.MEAN:
+        return (
+            f"table {table.name!r}: mean pooling under grid_shard; TorchRec divides each rank's "
+            "part of a bag by that part's length. Set ParameterConstraints(sharding_types=["
+            "'table_row_wise']) or another type for it"
+        )
+    whole = any(
+        shard.shard_sizes[0] == table.num_embeddings
+        for shard in info.param_sharding.sharding_spec.shards
+    )
+    if whole and any(state.rowwise for state in spec_of(optimizer).states):
+        return (
+            f"table {table.name!r}: {table.num_embeddings} rows fit into one shard; under "
+            f"grid_shard TorchRec cannot describe the row-wise state of OptimType.{optimizer.name} "
+            "then. Set ParameterConstraints(sharding_types=['column_wise']) or another type for it"
+        )
+    return None
+
+
+def _host_problem(table: str, sharding: ParameterSharding) -> str | None:
+    """Two-level sharding trains the wrong rows when plan and process group count hosts apart."""
+    if sharding.sharding_type not in HOST_SHARDING_TYPES:
+        return None
+    local_size = get_local_size()
+    ranks_by_column: dict[int, list[int]] = {}
+    for shard, rank in zip(sharding.sharding_spec.shards, sharding.ranks, strict=True):
+        ranks_by_column.setdefault(shard.shard_offsets[1], []).append(rank)
+    for ranks in ranks_by_column.values():
+        first = ranks[0] - ranks[0] % local_size
+        if ranks != list(range(first, first + local_size)):
+            return (
+                f"table {table!r}: {sharding.sharding_type} puts its rows on ranks {ranks}, but a "
+                f"host has {local_size} ranks (LOCAL_WORLD_SIZE), here {first} to "
+                f"{first + local_size - 1}; make Topology(local_world_size=...) and "
+                "LOCAL_WORLD_SIZE agree"
+            )
+    return None
+
+
+def check_reshard(
+    infos: Mapping[str, list[EmbeddingShardingInfo]], changed: Mapping[str, ParameterSharding]
+) -> None:
+    """Refuses to move a table whose optimizer keeps more than one state.
+
+    TorchRec's resharding carries the weights and the first state; later states would restart from
+    zero.
+
+    Args:
+        infos: The sharded module's tables by sharding type.
+        changed: The new sharding of the tables to move, by table name.
+
+    Raises:
+        NotImplementedError: Names the tables and their states.
+    """
+    for info in (info for group in infos.values() for info in group):
+        optimizer = (info.fused_params or {}).get("optimizer")
+        if info.embedding_config.name not in changed or not isinstance(optimizer, OptimType):
+            continue
+        states = [state.name for state in spec_of(optimizer).states]
+        if len(states) > 1:
+            raise NotImplementedError(
+                f"table {info.embedding_config.name!r}: reshard() moves the first state of a table "
+                f"only, OptimType.{optimizer.name} keeps {states}; save a checkpoint and load it "
+                "under the new plan instead"
+            )

@@ -1,0 +1,147 @@
+"""Which optimizer each table gets, and with which hyperparameters.
+
+TorchRec merges a sharder's ``fused_params`` with the class and keywords that were applied to a
+table's parameter. It knows only its own classes and FBGEMM's names, and it writes into the dicts it
+is given; the functions here show it our classes as ready ``fused_params``, one copy per parameter,
+and clear up what the merge leaves behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torchrec.distributed import batched_embedding_kernel
+from torchrec.distributed.embedding_sharding import USE_ONE_TBE_PER_TABLE, EmbeddingShardingInfo
+from torchrec.distributed.fused_params import FUSED_PARAM_SSD_TABLE_LIST
+
+from torchrec_ext.optim import FusedOptimizer
+from torchrec_ext.optim_type import OptimType
+from torchrec_ext.optimizers import HyperparameterError, spec_of
+from torchrec_ext.tbe_arguments import _FBGEMM_OPTIMIZER_KEYWORDS, split_keywords
+
+# Neither hyperparameters nor keywords of FBGEMM's module: keywords of ours, and keys that TorchRec
+# takes out of ``fused_params`` before a module sees them.
+KEPT_KEYS = frozenset(
+    {"optimizer", "rounding_seed", "_batch_key", USE_ONE_TBE_PER_TABLE, FUSED_PARAM_SSD_TABLE_LIST}
+    | {
+        value
+        for name, value in vars(batched_embedding_kernel).items()
+        if name.endswith("_STR") and isinstance(value, str)
+    }
+)
+
+
+def applied_optimizer(parameter: Any, table: str) -> FusedOptimizer | None:
+    """The optimizer of ours that ``apply_optimizer_in_backward`` left on a parameter, if any.
+
+    Raises:
+        ValueError: The table has more than one optimizer, and one of them is ours.
+    """
+    classes = [cls for cls in getattr(parameter, "_optimizer_classes", ()) if cls is not None]
+    if not any(issubclass(cls, FusedOptimizer) for cls in classes):
+        return None
+    if len(classes) > 1:
+        names = [cls.__name__ for cls in classes]
+        raise ValueError(
+            f"table {table!r}: {len(classes)} optimizers were applied to it ({', '.join(names)}); "
+            "a table is trained by one, apply one"
+        )
+    instances = getattr(parameter, "_in_backward_optimizers", None)
+    if instances:
+        return instances[0]
+    return classes[0]([parameter], **parameter._optimizer_kwargs[0])
+
+
+@contextlib.contextmanager
+def shown_to_torchrec(module: torch.nn.Module) -> Iterator[None]:
+    """While open, tables with a class of ours look to TorchRec like tables with ``fused_params``.
+
+    Raises:
+        ValueError: A table has more than one optimizer, and one of them is ours.
+    """
+    shown: list[tuple[Any, dict[str, Any]]] = []
+    for name, parameter in module.named_parameters():
+        optimizer = applied_optimizer(parameter, name.removesuffix(".weight").split(".")[-1])
+        if optimizer is not None:
+            shown.append((parameter, optimizer.fused_params()))
+    before = [
+        (parameter, parameter._optimizer_classes, parameter._optimizer_kwargs)
+        for parameter, _ in shown
+    ]
+    try:
+        for parameter, fused_params in shown:
+            parameter._optimizer_classes = [None]
+            parameter._optimizer_kwargs = [fused_params]
+        yield
+    finally:
+        for parameter, classes, keywords in before:
+            parameter._optimizer_classes = classes
+            parameter._optimizer_kwargs = keywords
+
+
+def settle(infos: Iterable[EmbeddingShardingInfo], shared: Mapping[str, Any] | None) -> None:
+    """Settles each table's merged ``fused_params``: one optimizer, only its hyperparameters, all.
+
+    A table with an optimizer of its own does not inherit the hyperparameters of the sharder's.
+
+    Args:
+        infos: TorchRec's description of the tables; ``fused_params`` of a table with one of our
+            optimizers are replaced.
+        shared: The sharder's ``fused_params``.
+
+    Raises:
+        HyperparameterError: Names the tables, the hyperparameter, its value and the legal range.
+    """
+    settled: list[tuple[EmbeddingShardingInfo, dict[str, Any]]] = []
+    tables_by_error: dict[str, list[str]] = {}
+    for info in infos:
+        try:
+            settled.append((info, _settled(info, shared or {})))
+        except HyperparameterError as error:
+            tables_by_error.setdefault(str(error), []).append(info.embedding_config.name)
+    if tables_by_error:
+        raise HyperparameterError(
+            "\n".join(f"{named(tables)}: {error}" for error, tables in tables_by_error.items())
+        )
+    for info, fused_params in settled:
+        info.fused_params = fused_params
+
+
+def named(tables: list[str]) -> str:
+    """Tables as the subject of an error message."""
+    return f"table {tables[0]!r}" if len(tables) == 1 else f"tables {tables}"
+
+
+def _settled(info: EmbeddingShardingInfo, shared: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(info.fused_params or {})
+    own = applied_optimizer(info.param, info.embedding_config.name)
+    if own is not None:
+        merged = _without_inherited(merged, shared, own.fused_params())
+    optimizer = merged.get("optimizer")
+    if not isinstance(optimizer, OptimType):
+        if isinstance(shared.get("optimizer"), OptimType):
+            # A class of torch or TorchRec: FBGEMM's constructor would stumble over names of ours.
+            keywords = getattr(info.param, "_optimizer_kwargs", [{}])[0]
+            merged = _without_inherited(merged, shared, keywords)
+        return merged
+    spec = spec_of(optimizer)
+    kept = {key: merged.pop(key) for key in list(merged) if key in KEPT_KEYS}
+    try:
+        module_keywords, hyperparameters = split_keywords(spec, merged)
+    except TypeError as error:
+        raise HyperparameterError(str(error)) from error
+    return kept | module_keywords | spec.resolve(hyperparameters)
+
+
+def _without_inherited(
+    merged: Mapping[str, Any], shared: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Merged ``fused_params`` less the hyperparameters that come from the sharder alone."""
+    optimizer = shared.get("optimizer")
+    names = set(_FBGEMM_OPTIMIZER_KEYWORDS)
+    if isinstance(optimizer, OptimType):
+        names |= spec_of(optimizer).keywords.keys()
+    return {key: value for key, value in merged.items() if key in own or key not in names}
