@@ -1,0 +1,1 @@
+"""The train command: configuration, data, model, loop and report."""

@@ -1,0 +1,210 @@
+"""The configuration of a training run: a YAML file checked field by field."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
+
+from torchrec_ext.optim_type import OptimType
+from torchrec_ext.optimizers import SPECS, HyperparameterError
+
+# FBGEMM's own optimizers, for comparisons: type -> hyperparameters and their defaults. FBGEMM's
+# CPU modules know no others.
+FBGEMM_OPTIMIZERS: dict[str, dict[str, float]] = {
+    "fbgemm_exact_sgd": {"learning_rate": 0.01},
+    "fbgemm_exact_adagrad": {"learning_rate": 0.01, "eps": 1e-8},
+    "fbgemm_exact_rowwise_adagrad": {"learning_rate": 0.01, "eps": 1e-8},
+}
+OPTIM_TYPE_OF_NAME: dict[str, OptimType] = {optim.name.lower(): optim for optim in SPECS}
+
+ShardingTypeName = Literal[
+    "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"
+]
+
+
+class Section(BaseModel):
+    """A mapping of the file: unknown keys and wrong types are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _DataSection(Section):
+    test_fraction: float = Field(0.2, gt=0, lt=1)
+    evaluate_on: Literal["test", "validation"] = "test"
+
+
+class MovieLensData(_DataSection):
+    """MovieLens-100k; ``path`` is the folder of its files, by default the recbole wheel's."""
+
+    dataset: Literal["movielens-100k"]
+    path: str | None = None
+
+
+class CriteoData(_DataSection):
+    """A Criteo click log; its categorical tokens are hashed into ``rows_per_feature`` rows."""
+
+    dataset: Literal["criteo-tsv"]
+    path: str
+    rows_per_feature: int = Field(100_000, ge=1)
+    max_examples: int | None = Field(None, ge=1)
+
+
+class SyntheticData(_DataSection):
+    """Zipf-distributed rows; see ``torchrec_ext.train.data.synthetic.load_synthetic``."""
+
+    dataset: Literal["synthetic"]
+    examples: int = Field(20_000, ge=2)
+    features: int = Field(8, ge=1)
+    rows: int = Field(1_000, ge=1)
+    bag: int = Field(2, ge=1)
+    zipf: float = Field(1.05, ge=0)
+    informative: float = Field(0.2, ge=0, le=1)
+    seed: int = Field(0, ge=0)
+
+
+DataConfig = Annotated[
+    MovieLensData | CriteoData | SyntheticData, Field(discriminator="dataset")
+]
+
+
+class LinearModel(Section):
+    """Logistic regression on wide tables."""
+
+    type: Literal["linear"]
+    wide_dim: int = Field(4, ge=4, multiple_of=4)
+
+
+class WideDeepModel(Section):
+    """The linear model plus deep tables and an over-arch."""
+
+    type: Literal["wide_deep"]
+    wide_dim: int = Field(4, ge=4, multiple_of=4)
+    deep_dim: int = Field(16, ge=4, multiple_of=4)
+    hidden: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [64, 32])
+
+
+ModelConfig = Annotated[LinearModel | WideDeepModel, Field(discriminator="type")]
+
+
+class OptimizerConfig(BaseModel):
+    """A fused optimizer: its type and, beside it, that type's hyperparameters.
+
+    Types are the members of ``OptimType`` in lower case and, for comparisons, FBGEMM's own behind
+    the prefix ``fbgemm_``. Names, ranges and defaults of hyperparameters are the optimizer's spec.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    type: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or not isinstance(given.get("type"), str):
+            return given  # The field's own error names what is wrong.
+        name = given["type"]
+        hyperparameters = {key: value for key, value in given.items() if key != "type"}
+        if name in OPTIM_TYPE_OF_NAME:
+            resolved = _resolve_ours(OPTIM_TYPE_OF_NAME[name], hyperparameters)
+        elif name in FBGEMM_OPTIMIZERS:
+            resolved = _resolve_fbgemm(name, hyperparameters)
+        else:
+            legal = [*OPTIM_TYPE_OF_NAME, *FBGEMM_OPTIMIZERS]
+            raise _error("type", f"{name!r} is not one of {', '.join(legal)}", name, legal)
+        return {"type": name, **resolved}
+
+    @property
+    def hyperparameters(self) -> dict[str, float]:
+        """Every hyperparameter by its own name, defaults filled in."""
+        return dict(self.model_extra or {})
+
+    @property
+    def ours(self) -> OptimType | None:
+        """The ``OptimType``, or None for one of FBGEMM's."""
+        return OPTIM_TYPE_OF_NAME.get(self.type)
+
+
+class DenseOptimizerConfig(Section):
+    """torch.optim.Adam for the bias and the over-arch."""
+
+    learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+
+
+class TrainConfig(Section):
+    """How long and in which portions to train. ``batch_size`` is the global batch's, of all ranks."""
+
+    batch_size: int = Field(512, ge=1)
+    epochs: int = Field(1, ge=1)
+    max_steps: int | None = Field(None, ge=1)
+    shuffle: bool = True
+
+
+class ShardingConfig(Section):
+    """Restrictions on the planner; without any it chooses among all that the sharder offers."""
+
+    types: list[ShardingTypeName] | None = Field(None, min_length=1)
+    tables: dict[str, ShardingTypeName] = Field(default_factory=dict)
+
+
+class Config(Section):
+    """One training run."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = Field(0, ge=0)
+    data: DataConfig
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    deep_optimizer: OptimizerConfig | None = None
+    dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
+    train: TrainConfig = TrainConfig()
+    sharding: ShardingConfig = ShardingConfig()
+
+    @model_validator(mode="after")
+    def _deep_optimizer_fits_model(self, _: ValidationInfo) -> Config:
+        deep = isinstance(self.model, WideDeepModel)
+        if deep and self.deep_optimizer is None:
+            raise _error("deep_optimizer", "missing; model.type wide_deep needs one")
+        if not deep and self.deep_optimizer is not None:
+            raise _error("deep_optimizer", "has no effect with model.type linear; remove it")
+        return self
+
+
+def _resolve_ours(optim_type: OptimType, given: Mapping[str, Any]) -> dict[str, float]:
+    spec = SPECS[optim_type]
+    for key in given:
+        if key in spec.ignored:
+            raise _error(key, f"has no effect: {spec.ignored[key]}")
+        _check_known(key, list(spec.keywords))
+    try:
+        return spec.resolve(given)
+    except HyperparameterError as error:
+        raise PydanticCustomError("hyperparameter", "{reason}", {"reason": str(error)}) from error
+
+
+def _resolve_fbgemm(name: str, given: Mapping[str, Any]) -> dict[str, float]:
+    resolved = dict(FBGEMM_OPTIMIZERS[name])
+    for key, value in given.items():
+        _check_known(key, list(resolved))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e38:
+            raise _error(key, f"{value!r} is not a finite number >= 0")
+        resolved[key] = float(value)
+    return resolved
+
+
+def _check_known(key: str, legal: list[str]) -> None:
+    if key not in legal:
+        raise _error(key, f"unknown key; the legal ones are {', '.join(legal)}", key, legal)
+
+
+def _error(
+    key: str, reason: str, given: str | None = None, legal: list[str] | None = None
+) -> PydanticCustomError:
+    """Build an error about a key below the section whose validator raises it."""
+    close = difflib.get_close_matches(given or "", legal or [], n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return PydanticCustomError("section_key", "{reason}", {"key": key, "reason": reason + hint})

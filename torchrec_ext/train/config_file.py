@@ -1,0 +1,201 @@
+"""Reading a configuration: YAML, overrides, and one-line explanations of what is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from torchrec_ext.train.config import Config
+from torchrec_ext.train.errors import UserError
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
+    """Read and check a configuration file.
+
+    Args:
+        path: A YAML file.
+        overrides: Texts such as ``optimizer.l1_reg=0``, applied in order before the check; the
+            value is YAML.
+
+    Raises:
+        UserError: If the file is missing, is not YAML, or its content is not a legal configuration.
+            One line names every wrong key with its path.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error.reason}") from error
+    content = parse_yaml(text, path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping of keys to values at the top level")
+    for override in overrides:
+        apply_override(content, override)
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{path}: {explain(error)}") from error
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Parse YAML; duplicate keys are errors and ``1e-3`` is a number.
+
+    Raises:
+        UserError: If the text is not YAML; names ``source``, line and column.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
+        reason = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise UserError(f"{source}{place}: not valid YAML: {reason}") from error
+
+
+def apply_override(content: dict[str, Any], override: str) -> None:
+    """Set one value of a parsed configuration in place.
+
+    Args:
+        content: The mapping read from the file.
+        override: ``path.to.key=value``.
+
+    Raises:
+        UserError: If the text has no ``=``, or the path runs through a value that is no mapping.
+    """
+    path, equals, value = override.partition("=")
+    keys = path.split(".")
+    if not equals or not all(keys):
+        raise UserError(f"--set {override}: expected path.to.key=value")
+    section: dict[str, Any] = content
+    for depth, key in enumerate(keys[:-1], start=1):
+        below = section.setdefault(key, {})
+        if not isinstance(below, dict):
+            raise UserError(f"--set {override}: {'.'.join(keys[:depth])} is not a section")
+        section = below
+    section[keys[-1]] = parse_yaml(value, f"--set {override}")
+
+
+def dump_config(config: Config) -> str:
+    """Write a configuration with every default as YAML that ``load_config`` reads back."""
+    content = config.model_dump(mode="json", exclude_none=True)
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def explain(error: ValidationError) -> str:
+    """Describe every problem of a configuration on one line."""
+    return "; ".join(_explain_one(details) for details in error.errors())
+
+
+def _explain_one(details: ErrorDetails) -> str:
+    path, section = _walk(details["loc"])
+    context = details.get("ctx", {})
+    kind = details["type"]
+    if kind == "section_key":
+        return f"{_join(path, context['key'])}: {context['reason']}"
+    if kind == "extra_forbidden":
+        legal = list(section.model_fields) if section is not None else []
+        close = difflib.get_close_matches(path.rpartition(".")[2], legal, n=1, cutoff=0.5)
+        hint = f"; did you mean {_join(path.rpartition('.')[0], close[0])}?" if close else ""
+        return f"{path}: unknown key{hint or f'; the legal ones are ' + ', '.join(legal)}"
+    if kind == "missing":
+        return f"{path}: missing"
+    if kind == "union_tag_invalid":
+        key = str(context["discriminator"]).strip("'")
+        legal = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
+        close = difflib.get_close_matches(str(context["tag"]), legal, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return f"{_join(path, key)}: {context['tag']!r} is not one of {', '.join(legal)}{hint}"
+    if kind == "union_tag_not_found":
+        return f"{_join(path, str(context['discriminator']).strip(chr(39)))}: missing"
+    message = details["msg"][0].lower() + details["msg"][1:]
+    if kind == "hyperparameter":
+        return f"{path}: {details['msg']}"
+    return f"{path}: {message}, got {_shorten(details['input'])}"
+
+
+def _walk(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None]:
+    """Turn pydantic's location into the path in the file and the section that holds its end.
+
+    Pydantic puts the tag of a union (``movielens-100k``) into the location; the file has none.
+    """
+    section: type[BaseModel] | None = Config
+    holder: type[BaseModel] | None = Config
+    branches: dict[str, type[BaseModel]] = {}
+    path = ""
+    for step in location:
+        if isinstance(step, str) and step in branches:
+            section, branches = branches[step], {}
+            continue
+        path = f"{path}[{step}]" if isinstance(step, int) else _join(path, step)
+        holder = section
+        section, branches = _below(section, step)
+    return path, holder
+
+
+def _below(
+    section: type[BaseModel] | None, step: int | str
+) -> tuple[type[BaseModel] | None, dict[str, type[BaseModel]]]:
+    """Give the section below a key, or the sections it may be by their tags."""
+    field = section.model_fields.get(str(step)) if section is not None else None
+    if field is None:
+        return None, {}
+    sections = _sections(field.annotation)
+    if isinstance(field.discriminator, str):
+        tags = {
+            get_args(candidate.model_fields[field.discriminator].annotation)[0]: candidate
+            for candidate in sections
+        }
+        return None, tags
+    return (sections[0] if sections else None), {}
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Union, types.UnionType, Annotated):
+        return [section for part in get_args(annotation) for section in _sections(part)]
+    return []
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _shorten(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, which would take the last of two equal keys and read 1e-3 as text."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is not text", key_node.start_mark
+                )
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} occurs twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)

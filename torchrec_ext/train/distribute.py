@@ -1,0 +1,187 @@
+"""Optimizers on tables, the sharding plan, and the model under DistributedModelParallel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torch.distributed.optim import (
+    _apply_optimizer_in_backward as apply_optimizer_in_backward,
+)
+from torchrec import optim as torchrec_optim
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from torchrec_ext import optim
+from torchrec_ext.distributed import EmbeddingBagCollectionSharder, PlanError
+from torchrec_ext.distributed.plan import SHARDING_TYPES
+from torchrec_ext.train.config import Config, DenseOptimizerConfig, OptimizerConfig
+from torchrec_ext.train.errors import UserError
+from torchrec_ext.train.model import Linear, WideDeep, wide_tables
+from torchrec_ext.train.ranks import Ranks
+from torchrec_ext.train.tables import initialise_tables
+
+# FBGEMM's optimizers under the names of the configuration. The class tells TorchRec's planner how
+# much memory the states take; the enum decides what runs.
+FBGEMM_CLASSES: dict[str, tuple[type[torch.optim.Optimizer], EmbOptimType]] = {
+    "fbgemm_exact_sgd": (torchrec_optim.SGD, EmbOptimType.EXACT_SGD),
+    "fbgemm_exact_adagrad": (torchrec_optim.Adagrad, EmbOptimType.EXACT_ADAGRAD),
+    "fbgemm_exact_rowwise_adagrad": (
+        torchrec_optim.RowWiseAdagrad,
+        EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """A model ready to train.
+
+    Attributes:
+        model: The model under DistributedModelParallel.
+        optimizer: Steps the dense parameters and the fused optimizers' learning rates.
+        plan: Where each table lives.
+    """
+
+    model: DistributedModelParallel
+    optimizer: CombinedOptimizer
+    plan: ShardingPlan
+
+
+def distribute(model: Linear | WideDeep, config: Config, ranks: Ranks) -> Distributed:
+    """Shard a model over all ranks and give its tables their initial weights.
+
+    Args:
+        model: A model whose tables are on the meta device; it is taken over.
+        config: The run's configuration.
+        ranks: All ranks, each of which must call this.
+
+    Raises:
+        AgreedError: On every rank, if no sharding plan satisfies ``config.sharding``.
+    """
+    _apply(config.optimizer, wide_tables(model))
+    if isinstance(model, WideDeep) and config.deep_optimizer is not None:
+        _apply(config.deep_optimizer, model.deep)
+    sharder = EmbeddingBagCollectionSharder()
+    plan = ranks.on_first(lambda: _plan(model, sharder, config, ranks))
+
+    def shard() -> DistributedModelParallel:
+        try:
+            return DistributedModelParallel(
+                model, device=torch.device("cpu"), plan=plan, sharders=[sharder]
+            )
+        except PlanError as error:
+            raise UserError(f"sharding: {_one_line(error)}") from error
+
+    sharded = ranks.agree(shard)
+    initialise_tables(sharded, config.seed)
+    dense = _dense_optimizer(sharded, config.dense_optimizer)
+    return Distributed(sharded, CombinedOptimizer([sharded.fused_optimizer, dense]), plan)
+
+
+def describe_plan(plan: ShardingPlan, config: Config) -> list[list[str]]:
+    """Give the plan as rows of a table, header first."""
+    rows = [["table", "rows", "dim", "optimizer", "sharding", "kernel", "ranks"]]
+    for module in plan.plan.values():
+        assert isinstance(module, EmbeddingModuleShardingPlan)
+        for table, sharding in module.items():
+            shards = sharding.sharding_spec.shards  # type: ignore[union-attr]
+            count = max(s.shard_offsets[0] + s.shard_sizes[0] for s in shards)
+            dim = max(s.shard_offsets[1] + s.shard_sizes[1] for s in shards)
+            deep = config.deep_optimizer if table.startswith("deep_") else None
+            rows.append(
+                [
+                    table,
+                    str(count),
+                    str(dim),
+                    (deep or config.optimizer).type,
+                    sharding.sharding_type,
+                    sharding.compute_kernel,
+                    ",".join(str(rank) for rank in sharding.ranks or ()),
+                ]
+            )
+    return rows
+
+
+def _apply(config: OptimizerConfig, tables: EmbeddingBagCollection) -> None:
+    keywords: dict[str, object] = dict(config.hyperparameters)
+    keywords["lr"] = keywords.pop("learning_rate")
+    if config.ours is not None:
+        cls: type[torch.optim.Optimizer] = optim.classes()[config.ours]
+    else:
+        cls, keywords["optimizer"] = FBGEMM_CLASSES[config.type]
+    for parameter in tables.parameters():
+        apply_optimizer_in_backward(cls, [parameter], dict(keywords))
+
+
+def _plan(
+    model: nn.Module, sharder: EmbeddingBagCollectionSharder, config: Config, ranks: Ranks
+) -> ShardingPlan:
+    tables = {
+        table.name: table.embedding_dim
+        for module in model.modules()
+        if isinstance(module, EmbeddingBagCollection)
+        for table in module.embedding_bag_configs()
+    }
+    unknown = [name for name in config.sharding.tables if name not in tables]
+    if unknown:
+        raise UserError(
+            f"sharding.tables.{unknown[0]}: the model has no such table; it has {', '.join(tables)}"
+        )
+    constraints = {
+        name: ParameterConstraints(
+            sharding_types=_sharding_types(config, name),
+            # Any other kernel would train the table without its fused optimizer.
+            compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+            # The planner never makes columns narrower than this, by default 128.
+            min_partition=4 if dim > 4 else None,
+        )
+        for name, dim in tables.items()
+    }
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=ranks.world_size,
+            local_world_size=ranks.local_world_size,
+            compute_device="cpu",
+        ),
+        batch_size=config.train.batch_size // ranks.world_size,
+        constraints=constraints,
+        debug=False,
+    )
+    try:
+        return planner.plan(model, [sharder])
+    except PlannerError as error:
+        raise UserError(
+            f"sharding: no plan for {ranks.world_size} ranks satisfies the constraints "
+            f"({_one_line(error)}); allow other sharding.types or sharding.tables"
+        ) from error
+
+
+def _sharding_types(config: Config, table: str) -> list[str]:
+    if table in config.sharding.tables:
+        return [config.sharding.tables[table]]
+    return list(config.sharding.types or SHARDING_TYPES)
+
+
+def _dense_optimizer(
+    model: DistributedModelParallel, config: DenseOptimizerConfig
+) -> KeyedOptimizerWrapper:
+    parameters = dict(in_backward_optimizer_filter(model.named_parameters()))
+    return KeyedOptimizerWrapper(
+        parameters,
+        lambda dense: torch.optim.Adam(
+            dense, lr=config.learning_rate, weight_decay=config.weight_decay
+        ),
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

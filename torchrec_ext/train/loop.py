@@ -1,0 +1,215 @@
+"""The training loop: the same steps on every rank, each on its slice of the global batch.
+
+The loss is the mean over the global batch: every rank takes the mean over its slice, slices are
+equal, and TorchRec divides gradients by the number of ranks. A fused optimizer therefore sees
+gradients that do not depend on how many ranks there are, and so does FTRL's ``l1_reg``.
+
+What ``l1_reg`` means follows from the mean. FTRL zeroes a weight while the sum of its gradients
+stays within ``l1_reg``. In a batch of B, an example adds 1/B of its own gradient, and the mean over
+the D columns of a wide row another 1/D: ``l1_reg`` here has the effect of ``l1_reg * B * D`` in a
+model with one column that is trained example by example. With twice the batch size, half the
+``l1_reg`` has the same effect.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+from tqdm import tqdm
+
+from torchrec_ext.train.config import Config
+from torchrec_ext.train.data import Batch, RankSlices, Split
+from torchrec_ext.train.distribute import Distributed
+from torchrec_ext.train.errors import UserError
+from torchrec_ext.train.metrics import Quality, QualityMeter
+from torchrec_ext.train.ranks import Ranks, StopRequest
+from torchrec_ext.train.tables import TouchedRows, ZeroCount, count_zeros
+
+LOGGER = logging.getLogger(__name__)
+# Weight of the past in the loss that the progress bar shows.
+LOSS_DECAY = 0.95
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The state of the model after some step.
+
+    Attributes:
+        step: Steps done.
+        quality: Quality on the held-out examples.
+        zeros: Exactly-zero weights by table.
+    """
+
+    step: int
+    quality: Quality
+    zeros: dict[str, ZeroCount]
+
+
+@dataclass
+class History:
+    """What happened during training; equal on every rank.
+
+    Attributes:
+        losses: Mean loss over the global batch, per step.
+        evaluations: One after every epoch; an interrupted run has none for its last epoch.
+        seconds: Time spent in training steps, without evaluations.
+        zeros: Exactly-zero weights by table when training ended, also after an interruption.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    seconds: float = 0.0
+    zeros: dict[str, ZeroCount] = field(default_factory=dict)
+
+
+class Trainer:
+    """Trains and evaluates one model.
+
+    Args:
+        config: The run's configuration.
+        split: The examples.
+        distributed: The sharded model.
+        ranks: All ranks, each of which makes the same calls.
+        stop: Asked after every step.
+
+    Raises:
+        UserError: If the global batch cannot be cut into equal slices, or is larger than the
+            training data.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        split: Split,
+        distributed: Distributed,
+        ranks: Ranks,
+        stop: StopRequest,
+    ) -> None:
+        check_batch_size(config.train.batch_size, len(split.train), ranks.world_size)
+        self.history = History()
+        self._config = config
+        self._split = split
+        self._distributed = distributed
+        self._ranks = ranks
+        self._stop = stop
+        self._slices = RankSlices(config.train.batch_size, ranks.rank, ranks.world_size)
+        self._touched = TouchedRows(split.train.rows())
+
+    def run(self) -> History:
+        """Train for the configured epochs or steps, or until told to stop.
+
+        Raises:
+            UserError: On every rank, if the loss stops being a finite number.
+        """
+        train = self._config.train
+        epoch_steps = len(self._split.train) // train.batch_size
+        steps = train.epochs * epoch_steps
+        if train.max_steps is not None:
+            steps = min(steps, train.max_steps)
+        with self._progress(steps * train.batch_size) as progress:
+            for epoch in range(-(-steps // epoch_steps)):
+                self._epoch(epoch, steps, progress)
+                self._evaluate()
+                if self._stop.signal is not None:
+                    break
+        self.history.zeros = self.count_zeros()
+        return self.history
+
+    def count_zeros(self) -> dict[str, ZeroCount]:
+        """Count the exactly-zero weights of every table as it is now."""
+        touched = self._touched.on_any_rank(self._ranks)
+        return count_zeros(self._distributed.model, touched, self._ranks)
+
+    def _epoch(self, epoch: int, steps: int, progress: tqdm) -> None:
+        """Train for one epoch, but not beyond ``steps`` in all."""
+        train = self._config.train
+        self._distributed.model.train()
+        # Far apart, so that neighbouring seeds share no epoch's order.
+        seed = self._config.seed * 1_000_003 + epoch
+        start = time.perf_counter()
+        smooth = math.nan
+        for batch in self._slices.training(self._split.train, seed, train.shuffle):
+            loss = self._step(batch)
+            smooth = loss if math.isnan(smooth) else LOSS_DECAY * smooth + (1 - LOSS_DECAY) * loss
+            progress.set_postfix(loss=f"{smooth:.4f}", refresh=False)
+            progress.update(train.batch_size)
+            if self._stop.signal is not None or len(self.history.losses) >= steps:
+                break
+        self.history.seconds += time.perf_counter() - start
+
+    def _step(self, batch: Batch) -> float:
+        """Train on this rank's slice of a global batch and give the global batch's mean loss."""
+        model, optimizer = self._distributed.model, self._distributed.optimizer
+        optimizer.zero_grad()
+        loss = binary_cross_entropy_with_logits(model(batch.sparse, batch.dense), batch.labels)
+        loss.backward()
+        optimizer.step()
+        for feature in batch.sparse.keys():  # noqa: SIM118  a KeyedJaggedTensor is no mapping
+            self._touched.add(feature, batch.sparse[feature].values())
+        # One collective for both: the loss of all ranks, and whether any was told to stop.
+        total, signals = self._ranks.sum(loss.item(), float(self._stop.signal or 0))
+        self._stop.settle(signals)
+        mean = total / self._ranks.world_size
+        self.history.losses.append(mean)
+        if not math.isfinite(mean):
+            raise UserError(
+                f"the loss became {mean} in step {len(self.history.losses)}; lower the learning "
+                "rates of optimizer, deep_optimizer or dense_optimizer"
+            )
+        return mean
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        """Evaluate on the held-out examples, unless told to stop before or meanwhile."""
+        model, meter = self._distributed.model, QualityMeter()
+        model.eval()
+        for batch in self._slices.evaluation(self._split.held_out):
+            if self._stop.agreed(self._ranks):
+                return
+            logits = model(batch.sparse, batch.dense)
+            meter.add(logits[: batch.count], batch.labels[: batch.count])
+        quality = meter.compute(self._ranks)
+        step = len(self.history.losses)
+        self.history.evaluations.append(Evaluation(step, quality, self.count_zeros()))
+        LOGGER.info(
+            "step %d: %s AUC %s, log loss %.4f",
+            step,
+            self._config.data.evaluate_on,
+            "undefined" if quality.auc is None else f"{quality.auc:.4f}",
+            quality.log_loss,
+        )
+
+    def _progress(self, examples: int) -> tqdm:
+        """Make the bar of rank 0; in a log file it adds a line every few seconds only."""
+        return tqdm(
+            total=examples,
+            desc="train",
+            unit=" examples",
+            unit_scale=True,
+            dynamic_ncols=True,
+            mininterval=0.1 if sys.stderr.isatty() else 5.0,
+            disable=not self._ranks.first,
+        )
+
+
+def check_batch_size(batch_size: int, examples: int, world_size: int) -> None:
+    """Check that global batches exist and can be cut into equal slices.
+
+    Raises:
+        UserError: Names ``train.batch_size`` and what it conflicts with.
+    """
+    if batch_size % world_size != 0:
+        raise UserError(
+            f"train.batch_size {batch_size} is not a multiple of the {world_size} ranks that share "
+            "each batch"
+        )
+    if batch_size > examples:
+        raise UserError(
+            f"train.batch_size {batch_size} exceeds the {examples} training examples"
+        )

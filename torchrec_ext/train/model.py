@@ -1,0 +1,119 @@
+"""Linear and wide & deep models on TorchRec's EmbeddingBagCollection.
+
+Wide & deep: Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from torchrec_ext.train.config import ModelConfig, WideDeepModel
+from torchrec_ext.train.data import Examples
+
+
+class Linear(nn.Module):
+    """Logistic regression: a bias plus, per feature, the sum of the weights of its bag.
+
+    FBGEMM's rows are at least 4 columns wide and a linear model needs one number. Here the *mean*
+    of a row's columns is its weight. All columns start at zero and receive the same gradient, so
+    they stay equal, and the share of zero weights is the share of zero rows. Were one column read
+    instead, the others would keep their initial zeros and inflate that share.
+
+    Args:
+        rows: Table size by feature name.
+        wide_dim: Columns of each table.
+    """
+
+    def __init__(self, rows: dict[str, int], wide_dim: int) -> None:
+        super().__init__()
+        self.wide_dim = wide_dim
+        self.wide = _tables("wide", rows, wide_dim)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, sparse: KeyedJaggedTensor, dense: torch.Tensor) -> torch.Tensor:
+        """Compute logits.
+
+        Args:
+            sparse: Bags of all features, ``batch`` each.
+            dense: ``[batch, dense columns]`` float32; a linear model does not read it, data sets
+                offer their dense columns as bucketed features too.
+
+        Returns:
+            ``[batch]`` float32.
+        """
+        return self.bias + self.wide(sparse).values().sum(dim=1) / self.wide_dim
+
+
+class WideDeep(nn.Module):
+    """The linear model plus an over-arch on deep embeddings and dense columns.
+
+    Args:
+        rows: Table size by feature name.
+        crossed: Features that only the wide part reads; the over-arch finds crosses by itself.
+        dense_columns: Width of the dense input.
+        config: Widths of the tables and of the hidden layers.
+    """
+
+    def __init__(
+        self,
+        rows: dict[str, int],
+        crossed: frozenset[str],
+        dense_columns: int,
+        config: WideDeepModel,
+    ) -> None:
+        super().__init__()
+        self.linear = Linear(rows, config.wide_dim)
+        deep_rows = {name: count for name, count in rows.items() if name not in crossed}
+        self.deep = _tables("deep", deep_rows, config.deep_dim)
+        self.deep_features = list(deep_rows)
+        widths = [len(deep_rows) * config.deep_dim + dense_columns, *config.hidden]
+        layers: list[nn.Module] = []
+        for inputs, outputs in zip(widths, widths[1:], strict=False):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        self.over_arch = nn.Sequential(*layers, nn.Linear(widths[-1], 1))
+
+    def forward(self, sparse: KeyedJaggedTensor, dense: torch.Tensor) -> torch.Tensor:
+        """Compute logits; arguments and result as for ``Linear.forward``."""
+        deep = self.deep(sparse)
+        # A sharded collection orders its keys by shard: without this the layer's inputs would
+        # depend on the plan.
+        columns = [deep[name] for name in self.deep_features]
+        hidden = torch.cat([*columns, dense], dim=1)
+        return self.linear(sparse, dense) + self.over_arch(hidden).squeeze(1)
+
+
+def build_model(config: ModelConfig, examples: Examples) -> Linear | WideDeep:
+    """Build the model for a data set; tables are on the meta device until they are sharded.
+
+    Args:
+        config: The ``model`` section.
+        examples: Any part of the data set, for the names and sizes of its features.
+    """
+    if isinstance(config, WideDeepModel):
+        return WideDeep(examples.rows(), examples.crossed, examples.dense.shape[1], config)
+    return Linear(examples.rows(), config.wide_dim)
+
+
+def wide_tables(model: Linear | WideDeep) -> EmbeddingBagCollection:
+    """Give the collection of wide tables of an unsharded model."""
+    return model.linear.wide if isinstance(model, WideDeep) else model.wide
+
+
+def _tables(prefix: str, rows: dict[str, int], dim: int) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=f"{prefix}_{feature}",
+                num_embeddings=count,
+                embedding_dim=dim,
+                feature_names=[feature],
+                pooling=PoolingType.SUM,
+            )
+            for feature, count in rows.items()
+        ],
+        device=torch.device("meta"),
+    )
