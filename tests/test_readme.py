@@ -1,0 +1,81 @@
+"""The README's Python examples run as they are printed."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.distributed import DistributedModelParallel
+
+import torchrec_ext
+
+from .distributed.ranks import run_on_ranks
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def _example(containing: str) -> str:
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+    (block,) = [block for block in blocks if containing in block]
+    return block
+
+
+def _model() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=name, num_embeddings=10, embedding_dim=4, feature_names=[f"{name}_id"]
+            )
+            for name in ("user", "item")
+        ],
+        device=torch.device("meta"),
+    )
+
+
+def _train_one_step(*examples: str) -> dict[str, torch.Tensor]:
+    """Runs examples on a model, trains it for a step and gives the states by name."""
+    names: dict[str, Any] = {
+        "model": _model(),
+        "device": torch.device("cpu"),
+        "DistributedModelParallel": DistributedModelParallel,
+    }
+    for example in examples:
+        exec(example, names)
+    features = KeyedJaggedTensor(
+        keys=["user_id", "item_id"], values=torch.tensor([1, 2]), lengths=torch.tensor([1, 1])
+    )
+    names["model"](features).wait().values().sum().backward()
+    states = names["model"].fused_optimizer.state_dict()["state"]
+    return {
+        name: value.local_tensor() for table in states.values() for name, value in table.items()
+    }
+
+
+@pytest.fixture
+def without_hook() -> Any:
+    """Leaves TorchRec as it was."""
+    yield
+    torchrec_ext.uninstall()
+
+
+def test_five_lines_train_with_ftrl(without_hook: None) -> None:
+    (states,) = run_on_ranks(1, _train_one_step, _example("fused_params ="))
+    assert sorted(states) == ["item.accum", "item.momentum1", "user.accum", "user.momentum1"]
+    assert all(state.count_nonzero() == 4 for state in states.values())
+
+
+def test_optimizers_per_table(without_hook: None) -> None:
+    (states,) = run_on_ranks(
+        1, _train_one_step, _example("_apply_optimizer_in_backward"), _example("fused_params =")
+    )
+    assert sorted(states) == ["item.momentum1", "user.accum", "user.momentum1"]
+    assert all(state.count_nonzero() == 4 for state in states.values())
+
+
+def test_module_without_sharding() -> None:
+    names: dict[str, Any] = {}
+    exec(_example("TableBatchedEmbeddingBags("), names)
+    changed = names["bags"].split_optimizer_states()[0][0].count_nonzero(dim=1).nonzero()
+    assert changed.flatten().tolist() == [3, 7]
