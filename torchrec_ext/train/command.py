@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -148,8 +149,16 @@ def _start_folder(config: Config, output: str | None) -> str:
 
 
 def _configure_logging() -> None:
-    """Log this package to stderr; other libraries only warnings and errors."""
+    """Log this package to stderr, and of the libraries below it only errors.
+
+    TorchRec, FBGEMM and torch warn about their own internals on every run; nothing in these
+    warnings is in the hands of the person who runs the command.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
     PACKAGE_LOGGER.handlers[:] = [handler]
     PACKAGE_LOGGER.propagate = False
+    for name in ("torchrec", "torch.fx", "root"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for module in ("torchrec", "fbgemm_gpu", "torch"):
+        warnings.filterwarnings("ignore", module=rf"{module}\.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
@@ -24,6 +24,19 @@ OPTIM_TYPE_OF_NAME: dict[str, OptimType] = {optim.name.lower(): optim for optim 
 ShardingTypeName = Literal[
     "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"
 ]
+
+
+def did_you_mean(given: str, legal: Sequence[str], prefix: str = "") -> str:
+    """Suggest the nearest legal name, as the end of an error message; empty if none is near.
+
+    Args:
+        given: What the user wrote.
+        legal: What would have been legal.
+        prefix: Text to put before the suggested name.
+    """
+    close = [name for name in legal if given and name.startswith(given)]
+    close = close or difflib.get_close_matches(given, legal, n=1, cutoff=0.5)
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
 
 
 class Section(BaseModel):
@@ -66,9 +79,7 @@ class SyntheticData(_DataSection):
     seed: int = Field(0, ge=0)
 
 
-DataConfig = Annotated[
-    MovieLensData | CriteoData | SyntheticData, Field(discriminator="dataset")
-]
+DataConfig = Annotated[MovieLensData | CriteoData | SyntheticData, Field(discriminator="dataset")]
 
 
 class LinearModel(Section):
@@ -114,7 +125,8 @@ class OptimizerConfig(BaseModel):
             resolved = _resolve_fbgemm(name, hyperparameters)
         else:
             legal = [*OPTIM_TYPE_OF_NAME, *FBGEMM_OPTIMIZERS]
-            raise _error("type", f"{name!r} is not one of {', '.join(legal)}", name, legal)
+            reason = f"{name!r} is not one of {', '.join(legal)}"
+            raise _error("type", reason + did_you_mean(name, legal))
         return {"type": name, **resolved}
 
     @property
@@ -136,7 +148,7 @@ class DenseOptimizerConfig(Section):
 
 
 class TrainConfig(Section):
-    """How long and in which portions to train. ``batch_size`` is the global batch's, of all ranks."""
+    """How long and in which portions to train; ``batch_size`` counts the examples of all ranks."""
 
     batch_size: int = Field(512, ge=1)
     epochs: int = Field(1, ge=1)
@@ -145,7 +157,11 @@ class TrainConfig(Section):
 
 
 class ShardingConfig(Section):
-    """Restrictions on the planner; without any it chooses among all that the sharder offers."""
+    """Restrictions on the planner.
+
+    Without ``types`` it chooses among table_wise, column_wise and row_wise, as far as the sharder
+    offers them for the optimizer. ``tables`` settles the type of single tables by name.
+    """
 
     types: list[ShardingTypeName] | None = Field(None, min_length=1)
     tables: dict[str, ShardingTypeName] = Field(default_factory=dict)
@@ -198,13 +214,10 @@ def _resolve_fbgemm(name: str, given: Mapping[str, Any]) -> dict[str, float]:
 
 def _check_known(key: str, legal: list[str]) -> None:
     if key not in legal:
-        raise _error(key, f"unknown key; the legal ones are {', '.join(legal)}", key, legal)
+        reason = f"unknown key; the legal ones are {', '.join(legal)}"
+        raise _error(key, reason + did_you_mean(key, legal))
 
 
-def _error(
-    key: str, reason: str, given: str | None = None, legal: list[str] | None = None
-) -> PydanticCustomError:
+def _error(key: str, reason: str) -> PydanticCustomError:
     """Build an error about a key below the section whose validator raises it."""
-    close = difflib.get_close_matches(given or "", legal or [], n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return PydanticCustomError("section_key", "{reason}", {"key": key, "reason": reason + hint})
+    return PydanticCustomError("section_key", "{reason}", {"key": key, "reason": reason})

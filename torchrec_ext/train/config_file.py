@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 from collections.abc import Hashable, Sequence
@@ -13,8 +12,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from torchrec_ext.train.config import Config
+from torchrec_ext.train.config import Config, did_you_mean
 from torchrec_ext.train.errors import UserError
+
+QUOTE = "'"
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
@@ -54,7 +55,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
         reason = getattr(error, "problem", None) or " ".join(str(error).split())
@@ -103,23 +104,22 @@ def _explain_one(details: ErrorDetails) -> str:
         return f"{_join(path, context['key'])}: {context['reason']}"
     if kind == "extra_forbidden":
         legal = list(section.model_fields) if section is not None else []
-        close = difflib.get_close_matches(path.rpartition(".")[2], legal, n=1, cutoff=0.5)
-        hint = f"; did you mean {_join(path.rpartition('.')[0], close[0])}?" if close else ""
-        return f"{path}: unknown key{hint or f'; the legal ones are ' + ', '.join(legal)}"
+        parent, _, key = path.rpartition(".")
+        hint = did_you_mean(key, legal, _join(parent, ""))
+        return f"{path}: unknown key{hint or '; the legal ones are ' + ', '.join(legal)}"
     if kind == "missing":
         return f"{path}: missing"
-    if kind == "union_tag_invalid":
-        key = str(context["discriminator"]).strip("'")
-        legal = [tag.strip(" '") for tag in str(context["expected_tags"]).split(",")]
-        close = difflib.get_close_matches(str(context["tag"]), legal, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        return f"{_join(path, key)}: {context['tag']!r} is not one of {', '.join(legal)}{hint}"
     if kind == "union_tag_not_found":
-        return f"{_join(path, str(context['discriminator']).strip(chr(39)))}: missing"
-    message = details["msg"][0].lower() + details["msg"][1:]
+        return f"{_join(path, context['discriminator'].strip(QUOTE))}: missing"
+    if kind == "union_tag_invalid":
+        legal = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
+        hint = did_you_mean(context["tag"], legal)
+        key = _join(path, context["discriminator"].strip(QUOTE))
+        return f"{key}: {context['tag']!r} is not one of {', '.join(legal)}{hint}"
+    message = details["msg"]
     if kind == "hyperparameter":
-        return f"{path}: {details['msg']}"
-    return f"{path}: {message}, got {_shorten(details['input'])}"
+        return f"{path}: {message}"
+    return f"{path}: {message[0].lower()}{message[1:]}, got {_shorten(details['input'])}"
 
 
 def _walk(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None]:

@@ -22,7 +22,6 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from torchrec_ext import optim
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder, PlanError
-from torchrec_ext.distributed.plan import SHARDING_TYPES
 from torchrec_ext.train.config import Config, DenseOptimizerConfig, OptimizerConfig
 from torchrec_ext.train.errors import UserError
 from torchrec_ext.train.model import Linear, WideDeep, wide_tables
@@ -39,6 +38,9 @@ FBGEMM_CLASSES: dict[str, tuple[type[torch.optim.Optimizer], EmbOptimType]] = {
         EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     ),
 }
+
+# Two-level types only on request: the planner's estimates do not tell them from these.
+DEFAULT_SHARDING_TYPES = ("table_wise", "column_wise", "row_wise")
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def describe_plan(plan: ShardingPlan, config: Config) -> list[list[str]]:
     for module in plan.plan.values():
         assert isinstance(module, EmbeddingModuleShardingPlan)
         for table, sharding in module.items():
-            shards = sharding.sharding_spec.shards  # type: ignore[union-attr]
+            shards = sharding.sharding_spec.shards
             count = max(s.shard_offsets[0] + s.shard_sizes[0] for s in shards)
             dim = max(s.shard_offsets[1] + s.shard_sizes[1] for s in shards)
             deep = config.deep_optimizer if table.startswith("deep_") else None
@@ -168,7 +170,7 @@ def _plan(
 def _sharding_types(config: Config, table: str) -> list[str]:
     if table in config.sharding.tables:
         return [config.sharding.tables[table]]
-    return list(config.sharding.types or SHARDING_TYPES)
+    return list(config.sharding.types or DEFAULT_SHARDING_TYPES)
 
 
 def _dense_optimizer(

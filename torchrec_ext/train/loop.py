@@ -167,14 +167,14 @@ class Trainer:
     @torch.no_grad()
     def _evaluate(self) -> None:
         """Evaluate on the held-out examples, unless told to stop before or meanwhile."""
-        model, meter = self._distributed.model, QualityMeter()
+        model, meter = self._distributed.model, QualityMeter(self._ranks)
         model.eval()
         for batch in self._slices.evaluation(self._split.held_out):
             if self._stop.agreed(self._ranks):
                 return
             logits = model(batch.sparse, batch.dense)
             meter.add(logits[: batch.count], batch.labels[: batch.count])
-        quality = meter.compute(self._ranks)
+        quality = meter.compute()
         step = len(self.history.losses)
         self.history.evaluations.append(Evaluation(step, quality, self.count_zeros()))
         LOGGER.info(
@@ -210,6 +210,4 @@ def check_batch_size(batch_size: int, examples: int, world_size: int) -> None:
             "each batch"
         )
     if batch_size > examples:
-        raise UserError(
-            f"train.batch_size {batch_size} exceeds the {examples} training examples"
-        )
+        raise UserError(f"train.batch_size {batch_size} exceeds the {examples} training examples")

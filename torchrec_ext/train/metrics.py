@@ -30,12 +30,18 @@ class Quality:
 
 
 class QualityMeter:
-    """Collects logits and labels batch by batch; torchmetrics gathers them over all ranks."""
+    """Collects logits and labels batch by batch.
 
-    def __init__(self) -> None:
-        self._auc = BinaryAUROC(thresholds=None)
+    Args:
+        ranks: The ranks whose batches are combined in the end.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        # torchmetrics' own gathering of unequal sizes relies on indexing that torch deprecated.
+        self._auc = BinaryAUROC(thresholds=None, dist_sync_fn=ranks.gather)
         # float64: a float32 sum of losses loses digits on long evaluations.
-        self._log_loss = MeanMetric().set_dtype(torch.float64)
+        self._log_loss = MeanMetric(dist_sync_fn=ranks.gather).set_dtype(torch.float64)
         self._positives = 0
         self._examples = 0
 
@@ -52,8 +58,8 @@ class QualityMeter:
         self._positives += int(labels.sum())
         self._examples += labels.numel()
 
-    def compute(self, ranks: Ranks) -> Quality:
+    def compute(self) -> Quality:
         """Combine the batches of all ranks, each of which must call this."""
-        positives, examples = ranks.sum(self._positives, self._examples)
+        positives, examples = self._ranks.sum(self._positives, self._examples)
         auc = float(self._auc.compute()) if 0 < positives < examples else None
         return Quality(auc, float(self._log_loss.compute()), positives / examples, int(examples))

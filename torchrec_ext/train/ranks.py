@@ -80,6 +80,17 @@ class Ranks:
         dist.all_reduce(values)
         return values.tolist()
 
+    def gather(self, values: torch.Tensor, group: object = None) -> list[torch.Tensor]:
+        """Give every rank the tensors of all ranks, whose sizes may differ.
+
+        Args:
+            values: This rank's tensor.
+            group: Ignored; torchmetrics passes it, and the ranks are always all.
+        """
+        parts: list[Any] = [None] * self.world_size
+        dist.all_gather_object(parts, values)
+        return parts
+
     def any(self, flags: torch.Tensor) -> torch.Tensor:
         """Combine ``[n]`` bool flags: true where they are true on any rank."""
         values = flags.to(torch.uint8)
@@ -101,9 +112,7 @@ def connected() -> Iterator[Ranks]:
     else:
         store = _meet(ranks)
     try:
-        dist.init_process_group(
-            "gloo", store=store, rank=ranks.rank, world_size=ranks.world_size
-        )
+        dist.init_process_group("gloo", store=store, rank=ranks.rank, world_size=ranks.world_size)
     except RuntimeError as error:
         raise UserError(f"cannot connect the ranks over gloo: {_first_line(error)}") from error
     try:
@@ -135,9 +144,7 @@ def read_environment(environment: os._Environ[str] | dict[str, str]) -> Ranks | 
     if not 0 <= rank < world_size:
         raise UserError(f"RANK={rank} is not in 0..WORLD_SIZE-1 with WORLD_SIZE={world_size}")
     if not 1 <= local_world_size <= world_size:
-        raise UserError(
-            f"LOCAL_WORLD_SIZE={local_world_size} is not in 1..WORLD_SIZE={world_size}"
-        )
+        raise UserError(f"LOCAL_WORLD_SIZE={local_world_size} is not in 1..WORLD_SIZE={world_size}")
     return Ranks(rank, world_size, local_world_size)
 
 

@@ -164,8 +164,10 @@ def count_zeros(
         feature = shard.table.partition("_")[2]
         mask = touched[feature][shard.first_row : shard.first_row + shard.weight.shape[0]]
         zero = shard.weight == 0
-        found = (zero[mask].sum(), mask.sum() * zero.shape[1], zero.sum(), zero.numel())
-        for position, number in enumerate(found):
-            counts[shard.table][position] += int(number)
+        touched_zeros, rows = int(zero[mask].sum()), int(mask.sum())
+        found = (touched_zeros, rows * zero.shape[1], int(zero.sum()), zero.numel())
+        counts[shard.table] = [
+            before + number for before, number in zip(counts[shard.table], found, strict=True)
+        ]
     sums = iter(ranks.sum(*(float(number) for table in counts for number in counts[table])))
     return {table: ZeroCount(*(int(next(sums)) for _ in range(4))) for table in counts}

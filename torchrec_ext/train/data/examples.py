@@ -123,9 +123,7 @@ class Examples:
 
         def cut(bags: Bags) -> Bags:
             first, last = int(bags.offsets[start]), int(bags.offsets[stop])
-            return Bags(
-                bags.values[first:last], bags.offsets[start : stop + 1] - first, bags.rows
-            )
+            return Bags(bags.values[first:last], bags.offsets[start : stop + 1] - first, bags.rows)
 
         return Examples(
             {name: cut(bags) for name, bags in self.features.items()},

@@ -68,9 +68,7 @@ def load_movielens(path: str | None) -> Examples:
         "gender": by_user(users["gender"]),
         "occupation": by_user(users["occupation"]),
         "zip_prefix": by_user([code[:1].upper() for code in users["zip_code"]]),
-        "release_year": by_item(
-            [year if year.isdigit() else "" for year in items["release_year"]]
-        ),
+        "release_year": by_item([year if year.isdigit() else "" for year in items["release_year"]]),
         "genres": genres,
         "user_x_genre": crosses,
     }
