@@ -29,14 +29,14 @@ struct Ftrl {
   float ftrl_beta;
   float l1_reg;
   float l2_reg;
-  float exponent;
+  double exponent;
 
   explicit Ftrl(const double* h)
       : inverse_learning_rate(static_cast<float>(1.0 / h[0])),
         ftrl_beta(static_cast<float>(h[1])),
         l1_reg(static_cast<float>(h[2])),
         l2_reg(static_cast<float>(h[3])),
-        exponent(static_cast<float>(-h[4])) {}
+        exponent(-h[4]) {}
 
   template <class Visitor>
   static void select(const double* h, Visitor&& visit) {
@@ -51,7 +51,7 @@ struct Ftrl {
     if constexpr (kSquareRoot) {
       return std::sqrt(accum);
     } else {
-      return power(accum, exponent);
+      return static_cast<float>(power(static_cast<double>(accum), exponent));
     }
   }
 
