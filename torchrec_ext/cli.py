@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+# The shell's convention for a process that SIGINT ended.
+EXIT_INTERRUPTED = 130
+
 
 class Command(NamedTuple):
     """A subcommand.
@@ -43,8 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     # Only the first argument is read here, so that importing TorchRec can wait for the choice.
     command = parser.parse_args(given[:1]).command
-    module = importlib.import_module(COMMANDS[command].module)
-    return module.main(given[1:], prog=f"torchrec-ext {command}")
+    try:
+        module = importlib.import_module(COMMANDS[command].module)
+        return module.main(given[1:], prog=f"torchrec-ext {command}")
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ from torchrec_ext.train.report import (
 LOGGER = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("torchrec_ext")
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -56,7 +55,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
     return arguments
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "python -m torchrec_ext.train") -> int:
+def main(argv: Sequence[str] | None = None, prog: str = "torchrec-ext train") -> int:
     """Run the command.
 
     Args:
@@ -66,6 +65,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m torchrec_ext.
     Returns:
         Exit code: 0, 2 after an error that the user can correct, 128 plus the signal's number
         after an interruption.
+
+    Raises:
+        KeyboardInterrupt: If interrupted before training began.
     """
     arguments = parser(prog).parse_args(argv)
     _configure_logging()
@@ -75,9 +77,6 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m torchrec_ext.
     except UserError as error:
         LOGGER.error("%s", error)
         return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        LOGGER.error("interrupted before training began")
-        return EXIT_INTERRUPTED
 
 
 def train(config: Config, ranks: Ranks, output: str | None) -> int:

@@ -19,6 +19,7 @@ FBGEMM_OPTIMIZERS: dict[str, dict[str, float]] = {
     "fbgemm_exact_adagrad": {"learning_rate": 0.01, "eps": 1e-8},
     "fbgemm_exact_rowwise_adagrad": {"learning_rate": 0.01, "eps": 1e-8},
 }
+FLOAT32_MAX = 3.4028234663852886e38
 OPTIM_TYPE_OF_NAME: dict[str, OptimType] = {optim.name.lower(): optim for optim in SPECS}
 
 ShardingTypeName = Literal[
@@ -37,6 +38,12 @@ def did_you_mean(given: str, legal: Sequence[str], prefix: str = "") -> str:
     close = [name for name in legal if given and name.startswith(given)]
     close = close or difflib.get_close_matches(given, legal, n=1, cutoff=0.5)
     return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+# FBGEMM's rows are multiples of 4 columns.
+Dim = Annotated[int, Field(ge=4, le=2048, multiple_of=4)]
+Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Section(BaseModel):
@@ -62,21 +69,21 @@ class CriteoData(_DataSection):
 
     dataset: Literal["criteo-tsv"]
     path: str
-    rows_per_feature: int = Field(100_000, ge=1)
-    max_examples: int | None = Field(None, ge=1)
+    rows_per_feature: Count = 100_000
+    max_examples: Count | None = None
 
 
 class SyntheticData(_DataSection):
     """Zipf-distributed rows; see ``torchrec_ext.train.data.synthetic.load_synthetic``."""
 
     dataset: Literal["synthetic"]
-    examples: int = Field(20_000, ge=2)
-    features: int = Field(8, ge=1)
-    rows: int = Field(1_000, ge=1)
-    bag: int = Field(2, ge=1)
-    zipf: float = Field(1.05, ge=0)
+    examples: Count = 20_000
+    features: Count = 8
+    rows: Count = 1_000
+    bag: Count = 2
+    zipf: float = Field(1.05, ge=0, le=100)
     informative: float = Field(0.2, ge=0, le=1)
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
 
 
 DataConfig = Annotated[MovieLensData | CriteoData | SyntheticData, Field(discriminator="dataset")]
@@ -86,16 +93,16 @@ class LinearModel(Section):
     """Logistic regression on wide tables."""
 
     type: Literal["linear"]
-    wide_dim: int = Field(4, ge=4, multiple_of=4)
+    wide_dim: Dim = 4
 
 
 class WideDeepModel(Section):
     """The linear model plus deep tables and an over-arch."""
 
     type: Literal["wide_deep"]
-    wide_dim: int = Field(4, ge=4, multiple_of=4)
-    deep_dim: int = Field(16, ge=4, multiple_of=4)
-    hidden: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [64, 32])
+    wide_dim: Dim = 4
+    deep_dim: Dim = 16
+    hidden: list[Count] = Field(default_factory=lambda: [64, 32])
 
 
 ModelConfig = Annotated[LinearModel | WideDeepModel, Field(discriminator="type")]
@@ -143,16 +150,17 @@ class OptimizerConfig(BaseModel):
 class DenseOptimizerConfig(Section):
     """torch.optim.Adam for the bias and the over-arch."""
 
-    learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    # The upper ends keep Adam's float32 arithmetic finite.
+    learning_rate: float = Field(1e-3, gt=0, le=1e6)
+    weight_decay: float = Field(0.0, ge=0, le=1e6)
 
 
 class TrainConfig(Section):
     """How long and in which portions to train; ``batch_size`` counts the examples of all ranks."""
 
-    batch_size: int = Field(512, ge=1)
-    epochs: int = Field(1, ge=1)
-    max_steps: int | None = Field(None, ge=1)
+    batch_size: Count = 512
+    epochs: Count = 1
+    max_steps: Count | None = None
     shuffle: bool = True
 
 
@@ -171,7 +179,7 @@ class Config(Section):
     """One training run."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     data: DataConfig
     model: ModelConfig
     optimizer: OptimizerConfig
@@ -192,10 +200,11 @@ class Config(Section):
 
 def _resolve_ours(optim_type: OptimType, given: Mapping[str, Any]) -> dict[str, float]:
     spec = SPECS[optim_type]
-    for key in given:
+    for key, value in given.items():
         if key in spec.ignored:
             raise _error(key, f"has no effect: {spec.ignored[key]}")
         _check_known(key, list(spec.keywords))
+        _check_float32(key, value)
     try:
         return spec.resolve(given)
     except HyperparameterError as error:
@@ -206,10 +215,16 @@ def _resolve_fbgemm(name: str, given: Mapping[str, Any]) -> dict[str, float]:
     resolved = dict(FBGEMM_OPTIMIZERS[name])
     for key, value in given.items():
         _check_known(key, list(resolved))
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e38:
+        _check_float32(key, value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise _error(key, f"{value!r} is not a finite number >= 0")
         resolved[key] = float(value)
     return resolved
+
+
+def _check_float32(key: str, value: Any) -> None:
+    if isinstance(value, int | float) and abs(value) > FLOAT32_MAX:
+        raise _error(key, f"{value!r} is not a finite number of float32")
 
 
 def _check_known(key: str, legal: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -153,6 +154,8 @@ def _plan(
             world_size=ranks.world_size,
             local_world_size=ranks.local_world_size,
             compute_device="cpu",
+            # What the host has, so that tables that do not fit are refused, not killed.
+            ddr_cap=_host_memory() // ranks.local_world_size,
         ),
         batch_size=config.train.batch_size // ranks.world_size,
         constraints=constraints,
@@ -160,11 +163,18 @@ def _plan(
     )
     try:
         return planner.plan(model, [sharder])
-    except PlannerError as error:
+    # TorchRec raises a plain RuntimeError where constraints leave a table no choice at all.
+    except (PlannerError, RuntimeError) as error:
         raise UserError(
-            f"sharding: no plan for {ranks.world_size} ranks satisfies the constraints "
-            f"({_one_line(error)}); allow other sharding.types or sharding.tables"
+            f"sharding: no plan for {ranks.world_size} rank(s) satisfies sharding.types and "
+            f"sharding.tables; allow other types. The planner says: "
+            f"{_one_line(error).partition(' To debug')[0]}"
         ) from error
+
+
+def _host_memory() -> int:
+    """Give the physical memory of this host in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _sharding_types(config: Config, table: str) -> list[str]:

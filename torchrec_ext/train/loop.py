@@ -4,11 +4,12 @@ The loss is the mean over the global batch: every rank takes the mean over its s
 equal, and TorchRec divides gradients by the number of ranks. A fused optimizer therefore sees
 gradients that do not depend on how many ranks there are, and so does FTRL's ``l1_reg``.
 
-What ``l1_reg`` means follows from the mean. FTRL zeroes a weight while the sum of its gradients
-stays within ``l1_reg``. In a batch of B, an example adds 1/B of its own gradient, and the mean over
-the D columns of a wide row another 1/D: ``l1_reg`` here has the effect of ``l1_reg * B * D`` in a
-model with one column that is trained example by example. With twice the batch size, half the
-``l1_reg`` has the same effect.
+What ``l1_reg`` means follows from the mean. In a batch of B an example adds 1/B of its own
+gradient, and the mean over the D columns of a wide row another 1/D. FTRL gives the same weights
+when gradients, ``l1_reg``, ``l2_reg`` and ``ftrl_beta`` are all multiplied by one number and the
+initial accumulator by its square. So these parameters act like ones B * D times as large in a
+one-column model trained on the sum of the losses (the initial accumulator like one (B * D)^2 times
+as large). Halve them when you double the batch size.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 REQUIRED_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # How long to wait for the other ranks to start; they all start within the import of torch.
-ARRIVAL_TIMEOUT = timedelta(seconds=120)
+ARRIVAL_TIMEOUT = timedelta(seconds=60)
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,8 @@ def _meet(ranks: Ranks) -> dist.Store:
     """Open the store of ``MASTER_ADDR:MASTER_PORT`` and wait there for every rank."""
     address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
+        # The rendezvous would retry an unknown name until its timeout.
+        socket.getaddrinfo(os.environ["MASTER_ADDR"], None)
         found = next(
             dist.rendezvous("env://", ranks.rank, ranks.world_size, timeout=ARRIVAL_TIMEOUT)
         )

@@ -53,10 +53,11 @@ def load_criteo(path: str, rows_per_feature: int, max_examples: int | None) -> E
         raise UserError(f"{path} is not UTF-8 text: {error.reason}") from error
     if not labels:
         raise UserError(f"{path} holds no examples")
-    table = torch.frombuffer(rows, dtype=torch.int64).view(len(labels), -1).T.contiguous()
+    table = torch.frombuffer(rows, dtype=torch.int64).view(len(labels), -1).T
+    offsets = torch.arange(len(labels) + 1)
     sizes = [DENSE_ROWS] * len(DENSE) + [rows_per_feature] * len(CATEGORICAL)
     features = {
-        name: Bags.single(column, size)
+        name: Bags(column, offsets, size)
         for name, column, size in zip(DENSE + CATEGORICAL, table, sizes, strict=True)
     }
     values = torch.frombuffer(dense, dtype=torch.float32).view(len(labels), -1)

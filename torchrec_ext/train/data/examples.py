@@ -31,7 +31,7 @@ class Bags:
     """One categorical feature over all examples.
 
     Attributes:
-        values: ``[total]`` int64 row indices, example after example.
+        values: int64 row indices, example after example; a slice shares those of the whole.
         offsets: ``[examples + 1]`` int64; example ``i`` holds ``values[offsets[i]:offsets[i+1]]``.
         rows: Number of distinct indices; every value is in ``[0, rows)``.
     """
@@ -119,14 +119,12 @@ class Examples:
         return {name: bags.rows for name, bags in self.features.items()}
 
     def slice(self, start: int, stop: int) -> Examples:
-        """Take the consecutive examples ``[start, stop)``; values are shared, not copied."""
-
-        def cut(bags: Bags) -> Bags:
-            first, last = int(bags.offsets[start]), int(bags.offsets[stop])
-            return Bags(bags.values[first:last], bags.offsets[start : stop + 1] - first, bags.rows)
-
+        """Take the consecutive examples ``[start, stop)``; nothing is copied."""
         return Examples(
-            {name: cut(bags) for name, bags in self.features.items()},
+            {
+                name: Bags(bags.values, bags.offsets[start : stop + 1], bags.rows)
+                for name, bags in self.features.items()
+            },
             self.dense[start:stop],
             self.labels[start:stop],
             self.crossed,
