@@ -10,6 +10,10 @@ import torch.distributed as dist
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import PoolingType
 from torchrec.distributed import embedding, embeddingbag
+from torchrec.distributed.embedding_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
+)
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import (
     construct_module_sharding_plan,
@@ -130,9 +134,7 @@ def test_the_optimizer_of_a_class_is_not_dropped_either(whose):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_factory_refuses_what_does_not_pass_through_a_collection(ranks):
-    """nn.EmbeddingBag reaches the factories without a collection: the last line of defence."""
-
+def test_a_lone_embedding_bag_is_refused_too(ranks):
     def build() -> None:
         torchrec_ext.install()
         bag = torch.nn.EmbeddingBag(8, 8, mode="sum", include_last_offset=True)
@@ -148,8 +150,25 @@ def test_the_factory_refuses_what_does_not_pass_through_a_collection(ranks):
         )
         models.shard(module, [sharder], ShardingPlan({"0": module_plan}))
 
-    with pytest.raises(PlanError, match="dummy_embedding_table_name.*'dense'"):
+    with pytest.raises(PlanError, match="dummy_embedding_table_name.*'data_parallel'"):
         run_on_ranks(ranks, build)
+
+
+@pytest.mark.parametrize("kernel", list(EmbeddingComputeKernel), ids=lambda kernel: kernel.value)
+@pytest.mark.parametrize("pooled", [True, False])
+def test_the_factories_are_the_last_line_of_defence(pooled, kernel):
+    """A config that reached a factory on some path of its own."""
+    torchrec_ext.install()
+    table = SimpleNamespace(name="t0", compute_kernel=kernel, global_metadata=None)
+    config = SimpleNamespace(
+        fused_params=dict(FTRL), embedding_tables=[table], compute_kernel=kernel
+    )
+    lookup = SimpleNamespace(_need_prefetch=False)
+    owner = GroupedPooledEmbeddingsLookup if pooled else GroupedEmbeddingsLookup
+    arguments = (config, None, None, None, None) if pooled else (config, None, None, None)
+    word = "data_parallel" if kernel.value in plan.CUDA_KERNELS else kernel.value
+    with pytest.raises(PlanError, match=f"table 't0'.*'{word}'"):
+        owner._create_embedding_kernel(lookup, *arguments)
 
 
 @pytest.mark.parametrize("pooled", [True, False])
@@ -307,6 +326,7 @@ def test_what_torchrec_and_fbgemm_add_to_fused_params_passes_through(pooled):
         sharded = models.shard(model, [sharder], sharding_plan)
         assert fused_params == {**FTRL, **extra}
         assert len(models.kernels_of(sharded)) == len(tables)
+        assert all("res_params" not in k.config.fused_params for k in models.kernels_of(sharded))
         module = models.modules_by_table(sharded)["t0"]
         assert module.optimizer_args.max_gradient == 3.0
         assert module.bounds_check_mode_int == BoundsCheckMode.WARNING.value

@@ -9,6 +9,8 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed import embedding, embeddingbag
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import apply_optimizer_in_backward
 
 import torchrec_ext
@@ -221,6 +223,35 @@ def test_two_collections_under_one_sharder_keep_their_optimizers():
         return [(k.emb_module.optim_type.name, k.emb_module.get_learning_rate()) for k in kernels]
 
     assert run_on_ranks(1, build) == [[("FTRL", 0.25), ("EXACT_SGD", 0.25)]]
+
+
+def test_a_lone_embedding_bag_gets_the_class_of_its_parameter():
+    """TorchRec's sharder of nn.EmbeddingBag reads no class: the hook does."""
+
+    def train(fused_params: dict | None) -> tuple[str, dict, torch.Tensor]:
+        torch.manual_seed(0)
+        bag = torch.nn.EmbeddingBag(8, 8, mode="sum", include_last_offset=True)
+        _apply_optimizer_in_backward(optim.FTRL, bag.parameters(), {"lr": 0.25, "l1_reg": 0.5})
+        sharder = embeddingbag.EmbeddingBagSharder(fused_params)
+        plan = construct_module_sharding_plan(
+            bag,
+            {"weight": row_wise(compute_kernel="fused")},
+            sharder,
+            local_size=2,
+            world_size=2,
+            device_type="cpu",
+        )
+        sharded = models.shard(torch.nn.Sequential(bag), [sharder], ShardingPlan({"0": plan}))
+        (kernel,) = sharded.module[0]._lookup._emb_modules
+        kernel.emb_module.split_embedding_weights()[0].fill_(1.0)
+        sharded.module[0](torch.tensor([1, 5]), torch.tensor([0, 2])).sum().backward()
+        return *_described(kernel.emb_module), kernel.emb_module.split_embedding_weights()[0][1]
+
+    inherited = {"optimizer": OptimType.EXACT_ADAGRAD, "eps": 0.5}
+    for fused_params in (None, inherited):
+        for name, values, row in run_on_ranks(2, train, fused_params):
+            assert (name, values["learning_rate"], values["l1_reg"]) == ("FTRL", 0.25, 0.5)
+            assert row.unique().numel() == 1 and row[0] != 1.0
 
 
 def test_torchrecs_deprecated_function_takes_the_classes_too():

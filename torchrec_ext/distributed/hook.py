@@ -1,9 +1,9 @@
-"""The hook: the five functions of TorchRec that decide how a table is trained.
+"""The hook: the functions of TorchRec that decide how a table is trained.
 
 Two factories build the kernel of a group of tables and choose it by compute kernel alone; ours look
-at the optimizer first. Two methods describe the tables to shard, on every rank alike: the place to
-read our optimizer classes and to refuse a plan before any rank has built anything. The fifth moves
-a table between ranks and would lose states.
+at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
+to read our optimizer classes and to refuse a plan before any rank has built anything. The last
+moves a table between ranks and would lose states.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchrec.distributed.embedding_lookup import (
     GroupedPooledEmbeddingsLookup,
 )
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBag, ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
 
 from torchrec_ext.distributed import patching, plan, table_optimizers
@@ -154,6 +154,18 @@ def _sequence_infos(original: Function) -> Function:
     return describe
 
 
+def _single_bag(original: Function) -> Function:
+    @functools.wraps(original)
+    def create(cls: Any, sharding_infos: Any, *arguments: Any, **keywords: Any) -> Any:
+        # TorchRec gives a lone nn.EmbeddingBag the sharder's fused_params and reads no class.
+        for info in sharding_infos:
+            table_optimizers.settle([info], info.fused_params)
+        plan.check_sharding(sharding_infos)
+        return original(cls, sharding_infos, *arguments, **keywords)
+
+    return create
+
+
 def _checked_infos(
     original: Function,
     cls: type,
@@ -209,6 +221,19 @@ SEAMS = (
         "create_grouped_sharding_infos",
         ("cls", "module", "table_name_to_parameter_sharding", "fused_params"),
         _sequence_infos,
+    ),
+    Seam(
+        ShardedEmbeddingBag,
+        "create_embedding_bag_sharding",
+        (
+            "cls",
+            "sharding_infos",
+            "env",
+            "device",
+            "permute_embeddings",
+            "qcomm_codecs_registry",
+        ),
+        _single_bag,
     ),
     Seam(
         ShardedEmbeddingBagCollection,

@@ -55,7 +55,7 @@ def kernel_problem(table: str, optimizer: OptimType, compute_kernel: str) -> str
         f"table {table!r}: compute kernel {compute_kernel!r} does not run "
         f"OptimType.{optimizer.name}, it would drop or replace the fused optimizer; set "
         f"ParameterConstraints(compute_kernels={list(HOST_KERNELS)}) for it (on CUDA also "
-        f"{list(CUDA_KERNELS[1:])})"
+        f"{list(CUDA_KERNELS[1:])}), or compute_kernel='fused' in a plan written by hand"
     )
 
 

@@ -85,6 +85,14 @@ class EmbeddingBagCollectionSharder(_OptimizerAware, embeddingbag.EmbeddingBagCo
     key-value kernels; on CPU also row_wise, table_row_wise and grid_shard. Otherwise it is
     TorchRec's.
 
+    TorchRec divides the gradients of sharded tables by the number of ranks. Where each rank takes
+    the mean over its share of the batch, that makes the gradient of the mean over the global batch,
+    whatever the number of ranks. A loss that sums over examples comes out divided by the number of
+    ranks: FTRL's ``l1_reg`` then weighs that many times more against it.
+
+    ``EXACT_ROWWISE_ADAGRAD`` keeps one accumulator per row *and shard*: under column_wise and
+    grid_shard it depends on how many columns a shard has, as FBGEMM's does.
+
     Args:
         fused_params: The optimizer, its hyperparameters and the module's settings for every table
             that has no optimizer of its own, e.g. ``{"optimizer": OptimType.FTRL,

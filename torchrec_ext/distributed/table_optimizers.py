@@ -119,7 +119,8 @@ def _settled(info: EmbeddingShardingInfo, shared: Mapping[str, Any]) -> dict[str
     merged = dict(info.fused_params or {})
     own = applied_optimizer(info.param, info.embedding_config.name)
     if own is not None:
-        merged = _without_inherited(merged, shared, own.fused_params())
+        fused_params = own.fused_params()
+        merged = _without_inherited(merged, shared, fused_params) | fused_params
     optimizer = merged.get("optimizer")
     if not isinstance(optimizer, OptimType):
         if isinstance(shared.get("optimizer"), OptimType):
