@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitState,
     SplitTableBatchedEmbeddingBagsCodegen,
     construct_split_state,
 )
 from torch import Tensor
 
+from torchrec_ext import host_memory
 from torchrec_ext.optimizers import OptimizerSpec, State
 
 
@@ -94,6 +97,13 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
                 self.embedding_specs, rowwise=state.rowwise, cacheable=False
             )
             self._apply_split(split, prefix=state.name, dtype=torch.float32)
+
+    def _apply_split(self, split: SplitState, prefix: str, dtype: Any, **keywords: Any) -> None:
+        """FBGEMM allocates weights and states through this method, of which it asks zeros."""
+        on_host = split.host_size > 0 and self.current_device.type == "cpu"
+        if on_host and keywords.get("preallocated_host_buffer") is None:
+            keywords["preallocated_host_buffer"] = host_memory.zeros(split.host_size, dtype)
+        super()._apply_split(split, prefix, dtype, **keywords)
 
     def _state_buffers(self) -> list[Tensor]:
         return [getattr(self, f"{state.name}_host") for state in self._spec.states]

@@ -12,7 +12,7 @@ namespace {
 
 // Rows with more lookups than this are summed by all threads, chunk by chunk.
 constexpr int64_t kLongRow = 1024;
-constexpr int64_t kRowsPerBlock = 128;
+constexpr int64_t kRowsPerBlock = 512;
 constexpr int64_t kChunksPerBlock = 16;
 
 struct Chunk {

@@ -48,7 +48,10 @@ class RowRunner {
   }
 
  private:
-  static constexpr int64_t kAhead = 8;
+  // Rows are fetched into the second-level cache: the first level has too few miss buffers to keep
+  // the memory busy.
+  static constexpr int64_t kAhead = 16;
+  static constexpr int kSecondLevel = 2;
   static constexpr int64_t kCacheLine = 64;
   static constexpr int kStates = static_cast<int>(Optimizer::kStates.size());
 
@@ -69,7 +72,7 @@ class RowRunner {
   static TORCHREC_EXT_INLINE void prefetch_lines(const Value* values, int64_t count) {
     const char* line = reinterpret_cast<const char*>(values);
     for (int64_t byte = 0; byte < count * static_cast<int64_t>(sizeof(Value)); byte += kCacheLine) {
-      __builtin_prefetch(line + byte, 1);
+      __builtin_prefetch(line + byte, 0, kSecondLevel);
     }
   }
 
