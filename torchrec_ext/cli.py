@@ -26,6 +26,7 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "train": Command("torchrec_ext.train.command", "train a sharded model from a YAML file"),
+    "parity": Command("torchrec_ext.twin.command", "train a twin of FBGEMM's module, and compare"),
 }
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from torchrec_ext import OptimType
-from torchrec_ext.train.config_file import dump_config, load_config
-from torchrec_ext.train.errors import UserError
+from torchrec_ext.command.config_file import dump_config, load_config
+from torchrec_ext.command.errors import UserError
+from torchrec_ext.train.config import Config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BASE = """
@@ -26,14 +27,14 @@ def base(tmp_path: Path) -> str:
 
 def _error(path: str, *overrides: str) -> str:
     with pytest.raises(UserError) as raised:
-        load_config(path, overrides)
+        load_config(Config, path, overrides)
     text = str(raised.value)
     assert "\n" not in text
     return text
 
 
 def test_values_are_read_and_defaults_filled_in(base: str) -> None:
-    config = load_config(base)
+    config = load_config(Config, base)
     assert config.optimizer.ours == OptimType.FTRL
     assert config.optimizer.hyperparameters == {
         "learning_rate": 0.1,
@@ -46,14 +47,17 @@ def test_values_are_read_and_defaults_filled_in(base: str) -> None:
     assert config.train.batch_size == 512
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+SHIPPED = sorted(path for path in CONFIGS.glob("*.yaml") if not path.name.startswith("parity_"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_configurations_are_legal_and_survive_a_round_trip(
     path: Path, tmp_path: Path
 ) -> None:
-    config = load_config(str(path))
+    config = load_config(Config, str(path))
     copy = tmp_path / "copy.yaml"
     copy.write_text(dump_config(config))
-    assert load_config(str(copy)) == config
+    assert load_config(Config, str(copy)) == config
 
 
 def test_no_shipped_configuration_is_missed() -> None:
@@ -61,22 +65,22 @@ def test_no_shipped_configuration_is_missed() -> None:
 
 
 def test_compared_configurations_differ_in_the_optimizers_of_tables_alone() -> None:
-    ours = load_config(str(CONFIGS / "movielens_wide_deep_ftrl.yaml"))
-    fbgemm = load_config(str(CONFIGS / "movielens_wide_deep_fbgemm_adagrad.yaml"))
+    ours = load_config(Config, str(CONFIGS / "movielens_wide_deep_ftrl.yaml"))
+    fbgemm = load_config(Config, str(CONFIGS / "movielens_wide_deep_fbgemm_adagrad.yaml"))
     different = {"name", "optimizer", "deep_optimizer"}
     assert ours.model_dump(exclude=different) == fbgemm.model_dump(exclude=different)
 
 
 def test_overrides_are_applied_in_order_and_create_sections(base: str) -> None:
     overrides = ["optimizer.l1_reg=1", "optimizer.l1_reg=0", "train.epochs=7", "name=other"]
-    config = load_config(base, overrides)
+    config = load_config(Config, base, overrides)
     assert config.optimizer.hyperparameters["l1_reg"] == 0.0
     assert config.train.epochs == 7
     assert config.name == "other"
 
 
 def test_aliases_of_hyperparameters_are_accepted(base: str) -> None:
-    config = load_config(base, ["optimizer={type: ftrl, ftrl_l1_reg: 3}"])
+    config = load_config(Config, base, ["optimizer={type: ftrl, ftrl_l1_reg: 3}"])
     assert config.optimizer.hyperparameters["l1_reg"] == 3.0
 
 

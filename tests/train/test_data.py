@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from torchrec_ext.command.errors import UserError
 from torchrec_ext.train.data import Bags, Examples, RankSlices, split_by_time, stable_hash
 from torchrec_ext.train.data.criteo import DENSE_ROWS, dense_bucket, load_criteo
 from torchrec_ext.train.data.movielens import age_bucket, load_movielens
 from torchrec_ext.train.data.synthetic import load_synthetic
-from torchrec_ext.train.errors import UserError
 
 MOVIELENS = {
     "ml-100k.user": "user_id:token\tage:token\tgender:token\toccupation:token\tzip_code:token\n"

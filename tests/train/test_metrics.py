@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.distributed.ranks import run_on_ranks
+from torchrec_ext.command.ranks import Ranks
 from torchrec_ext.train.metrics import Quality, QualityMeter
-from torchrec_ext.train.ranks import Ranks
 
 
 def _measure(parts: list[list[tuple[torch.Tensor, torch.Tensor]]]) -> Quality:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from torchrec_ext.command.errors import UserError
 from torchrec_ext.train.config import Config
-from torchrec_ext.train.errors import UserError
 from torchrec_ext.train.loop import Evaluation, History
 from torchrec_ext.train.metrics import Quality
 from torchrec_ext.train.report import (

@@ -7,13 +7,13 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tests.distributed.ranks import run_on_ranks
+from torchrec_ext.command.errors import AgreedError, UserError
+from torchrec_ext.command.ranks import Ranks, StopRequest
 from torchrec_ext.train.config import Config
 from torchrec_ext.train.data import Bags, Examples, Split, load
 from torchrec_ext.train.distribute import describe_plan, distribute
-from torchrec_ext.train.errors import AgreedError, UserError
 from torchrec_ext.train.loop import History, Trainer
 from torchrec_ext.train.model import Linear, build_model
-from torchrec_ext.train.ranks import Ranks, StopRequest
 from torchrec_ext.train.tables import BLOCK_ROWS, TouchedRows, ZeroCount, count_zeros, local_shards
 
 FTRL: dict[str, Any] = {"type": "ftrl", "learning_rate": 0.3, "ftrl_beta": 0.01, "l1_reg": 0.004}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
-import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,14 +10,13 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from torchrec_ext import __version__
+from torchrec_ext.command.ranks import Ranks, StopRequest
+from torchrec_ext.command.run import PACKAGE_LOGGER, config_parser, run
 from torchrec_ext.train.config import Config
-from torchrec_ext.train.config_file import load_config
 from torchrec_ext.train.data import load
 from torchrec_ext.train.distribute import describe_plan, distribute
-from torchrec_ext.train.errors import AgreedError, UserError
 from torchrec_ext.train.loop import Trainer, check_batch_size
 from torchrec_ext.train.model import build_model
-from torchrec_ext.train.ranks import Ranks, StopRequest, connected
 from torchrec_ext.train.report import (
     format_results,
     format_table,
@@ -30,29 +26,6 @@ from torchrec_ext.train.report import (
 )
 
 LOGGER = logging.getLogger(__name__)
-PACKAGE_LOGGER = logging.getLogger("torchrec_ext")
-EXIT_USER_ERROR = 2
-
-
-def parser(prog: str) -> argparse.ArgumentParser:
-    """Build the parser of the command's arguments."""
-    arguments = argparse.ArgumentParser(
-        prog=prog,
-        description="Train a sharded model. Start it with torchrun for several ranks.",
-    )
-    arguments.add_argument("config", help="YAML file, see configs/")
-    arguments.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="replace one value of the file, e.g. --set optimizer.l1_reg=0; may be repeated",
-    )
-    arguments.add_argument(
-        "--output", metavar="FOLDER", help="run folder, by default runs/<name>-<date>-<time>"
-    )
-    return arguments
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "torchrec-ext train") -> int:
@@ -69,14 +42,16 @@ def main(argv: Sequence[str] | None = None, prog: str = "torchrec-ext train") ->
     Raises:
         KeyboardInterrupt: If interrupted before training began.
     """
-    arguments = parser(prog).parse_args(argv)
-    _configure_logging()
-    try:
-        with connected() as ranks:
-            return _run_on(ranks, arguments)
-    except UserError as error:
-        LOGGER.error("%s", error)
-        return EXIT_USER_ERROR
+    parser = config_parser(
+        prog,
+        "Train a sharded model. Start it with torchrun for several ranks.",
+        "optimizer.l1_reg=0",
+    )
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="run folder, by default runs/<name>-<date>-<time>"
+    )
+    arguments = parser.parse_args(argv)
+    return run(Config, arguments, lambda config, ranks: train(config, ranks, arguments.output))
 
 
 def train(config: Config, ranks: Ranks, output: str | None) -> int:
@@ -128,36 +103,7 @@ def train(config: Config, ranks: Ranks, output: str | None) -> int:
     return stop.exit_code
 
 
-def _run_on(ranks: Ranks, arguments: argparse.Namespace) -> int:
-    PACKAGE_LOGGER.setLevel(logging.INFO if ranks.first else logging.ERROR)
-    try:
-        config = ranks.agree(lambda: load_config(arguments.config, arguments.overrides))
-        return train(config, ranks, arguments.output)
-    except AgreedError as error:
-        if ranks.first:
-            LOGGER.error("%s", error)
-        # torchrun ends all ranks when the first one fails: let rank 0 speak before that.
-        torch.distributed.barrier()
-        return EXIT_USER_ERROR
-
-
 def _start_folder(config: Config, output: str | None) -> str:
     folder = make_run_folder(output, config.name)
     write_config(folder, config)
     return str(folder)
-
-
-def _configure_logging() -> None:
-    """Log this package to stderr, and of the libraries below it only errors.
-
-    TorchRec, FBGEMM and torch warn about their own internals on every run; nothing in these
-    warnings is in the hands of the person who runs the command.
-    """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
-    PACKAGE_LOGGER.handlers[:] = [handler]
-    PACKAGE_LOGGER.propagate = False
-    for name in ("torchrec", "torch.fx", "root"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    for module in ("torchrec", "fbgemm_gpu", "torch"):
-        warnings.filterwarnings("ignore", module=rf"{module}\.")

@@ -22,11 +22,12 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from torchrec_ext import optim
+from torchrec_ext.command.errors import UserError
+from torchrec_ext.command.ranks import Ranks
+from torchrec_ext.command.sections import OptimizerConfig
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder, PlanError
-from torchrec_ext.train.config import Config, DenseOptimizerConfig, OptimizerConfig
-from torchrec_ext.train.errors import UserError
+from torchrec_ext.train.config import Config, DenseOptimizerConfig
 from torchrec_ext.train.model import Linear, WideDeep, wide_tables
-from torchrec_ext.train.ranks import Ranks
 from torchrec_ext.train.tables import initialise_tables
 
 # FBGEMM's optimizers under the names of the configuration. The class tells TorchRec's planner how

@@ -24,12 +24,12 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from tqdm import tqdm
 
+from torchrec_ext.command.errors import UserError
+from torchrec_ext.command.ranks import Ranks, StopRequest
 from torchrec_ext.train.config import Config
 from torchrec_ext.train.data import Batch, RankSlices, Split
 from torchrec_ext.train.distribute import Distributed
-from torchrec_ext.train.errors import UserError
 from torchrec_ext.train.metrics import Quality, QualityMeter
-from torchrec_ext.train.ranks import Ranks, StopRequest
 from torchrec_ext.train.tables import TouchedRows, ZeroCount, count_zeros
 
 LOGGER = logging.getLogger(__name__)

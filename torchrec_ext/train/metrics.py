@@ -9,7 +9,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryAUROC
 
-from torchrec_ext.train.ranks import Ranks
+from torchrec_ext.command.ranks import Ranks
 
 
 @dataclass(frozen=True)

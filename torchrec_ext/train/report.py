@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torchrec_ext.command.config_file import dump_config
+from torchrec_ext.command.errors import UserError
 from torchrec_ext.train.config import Config
-from torchrec_ext.train.config_file import dump_config
-from torchrec_ext.train.errors import UserError
 from torchrec_ext.train.loop import History
 from torchrec_ext.train.tables import ZeroCount
 

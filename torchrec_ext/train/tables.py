@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from torchrec_ext.train.ranks import Ranks
+from torchrec_ext.command.ranks import Ranks
 
 # Rows drawn at once: bounds the memory of initialisation, and must not change, or seeds would
 # give other weights.

@@ -11,8 +11,8 @@ from typing import IO
 
 import torch
 
+from torchrec_ext.command.errors import UserError
 from torchrec_ext.train.data.examples import Bags, Examples, stable_hash
-from torchrec_ext.train.errors import UserError
 
 DENSE = tuple(f"I{number}" for number in range(1, 14))
 CATEGORICAL = tuple(f"C{number}" for number in range(1, 27))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchrec_ext.command.errors import UserError
 from torchrec_ext.train.config import CriteoData, DataConfig, MovieLensData, SyntheticData
 from torchrec_ext.train.data.criteo import load_criteo
 from torchrec_ext.train.data.examples import Examples
 from torchrec_ext.train.data.movielens import load_movielens
 from torchrec_ext.train.data.synthetic import load_synthetic
-from torchrec_ext.train.errors import UserError
 
 
 @dataclass(frozen=True)

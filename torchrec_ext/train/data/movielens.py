@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from torchrec_ext.command.errors import UserError
 from torchrec_ext.train.data.examples import Bags, Examples
-from torchrec_ext.train.errors import UserError
 
 # Lower ends of the age groups of the MovieLens-1M release.
 AGE_BUCKETS = (18, 25, 35, 45, 50, 56)

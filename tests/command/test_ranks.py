@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.distributed.ranks import run_on_ranks
-from torchrec_ext.train.errors import AgreedError, UserError
-from torchrec_ext.train.ranks import Ranks, StopRequest, connected, read_environment
+from torchrec_ext.command.errors import AgreedError, UserError
+from torchrec_ext.command.ranks import Ranks, StopRequest, connected, read_environment
 
 TORCHRUN = {
     "RANK": "1",

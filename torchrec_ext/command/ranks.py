@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from torchrec_ext.train.errors import AgreedError, UserError
+from torchrec_ext.command.errors import AgreedError, UserError
 
 T = TypeVar("T")
 

@@ -6,22 +6,25 @@ import re
 import types
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from torchrec_ext.train.config import Config, did_you_mean
-from torchrec_ext.train.errors import UserError
+from torchrec_ext.command.errors import UserError
+from torchrec_ext.command.sections import Section, did_you_mean
+
+Kind = TypeVar("Kind", bound=Section)
 
 QUOTE = "'"
 
 
-def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
+def load_config(kind: type[Kind], path: str, overrides: Sequence[str] = ()) -> Kind:
     """Read and check a configuration file.
 
     Args:
+        kind: What it holds.
         path: A YAML file.
         overrides: Texts such as ``optimizer.l1_reg=0``, applied in order before the check; the
             value is YAML.
@@ -42,9 +45,9 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> Config:
     for override in overrides:
         apply_override(content, override)
     try:
-        return Config.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
-        raise UserError(f"{path}: {explain(error)}") from error
+        raise UserError(f"{path}: {explain(error, kind)}") from error
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -85,67 +88,72 @@ def apply_override(content: dict[str, Any], override: str) -> None:
     section[keys[-1]] = parse_yaml(value, f"--set {override}")
 
 
-def dump_config(config: Config) -> str:
+def dump_config(config: Section) -> str:
     """Write a configuration with every default as YAML that ``load_config`` reads back."""
     content = config.model_dump(mode="json", exclude_none=True)
     return yaml.safe_dump(content, sort_keys=False)
 
 
-def explain(error: ValidationError) -> str:
+def explain(error: ValidationError, kind: type[Section]) -> str:
     """Describe every problem of a configuration on one line."""
-    return "; ".join(_explain_one(details) for details in error.errors())
+    return "; ".join(_explain_one(details, kind) for details in error.errors())
 
 
-def _explain_one(details: ErrorDetails) -> str:
-    path, section = _walk(details["loc"])
+def _explain_one(details: ErrorDetails, kind: type[Section]) -> str:
+    path, section = _walk(details["loc"], kind)
     context = details.get("ctx", {})
-    kind = details["type"]
-    if kind == "section_key":
+    problem = details["type"]
+    if problem == "section_key":
         return f"{_join(path, context['key'])}: {context['reason']}"
-    if kind == "extra_forbidden":
+    if problem == "extra_forbidden":
         legal = list(section.model_fields) if section is not None else []
         parent, _, key = path.rpartition(".")
         hint = did_you_mean(key, legal, _join(parent, ""))
         return f"{path}: unknown key{hint or '; the legal ones are ' + ', '.join(legal)}"
-    if kind == "missing":
+    if problem == "missing":
         return f"{path}: missing"
-    if kind == "union_tag_not_found":
+    if problem == "union_tag_not_found":
         return f"{_join(path, context['discriminator'].strip(QUOTE))}: missing"
-    if kind == "union_tag_invalid":
+    if problem == "union_tag_invalid":
         legal = [tag.strip(" '") for tag in context["expected_tags"].split(",")]
         hint = did_you_mean(context["tag"], legal)
         key = _join(path, context["discriminator"].strip(QUOTE))
         return f"{key}: {context['tag']!r} is not one of {', '.join(legal)}{hint}"
     message = details["msg"]
-    if kind == "hyperparameter":
+    if problem == "hyperparameter":
         return f"{path}: {message}"
     return f"{path}: {message[0].lower()}{message[1:]}, got {_shorten(details['input'])}"
 
 
-def _walk(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None]:
+def _walk(
+    location: tuple[int | str, ...], root: type[Section]
+) -> tuple[str, type[BaseModel] | None]:
     """Turn pydantic's location into the path in the file and the section that holds its end.
 
     Pydantic puts the tag of a union (``movielens-100k``) into the location; the file has none.
     """
-    section: type[BaseModel] | None = Config
-    holder: type[BaseModel] | None = Config
+    section: type[BaseModel] | None = root
+    holder: type[BaseModel] | None = root
     branches: dict[str, type[BaseModel]] = {}
     path = ""
     for step in location:
         if isinstance(step, str) and step in branches:
             section, branches = branches[step], {}
             continue
-        path = f"{path}[{step}]" if isinstance(step, int) else _join(path, step)
+        if isinstance(step, int):  # an item of a list, whose section the list's key has given
+            path = f"{path}[{step}]"
+            continue
+        path = _join(path, step)
         holder = section
         section, branches = _below(section, step)
     return path, holder
 
 
 def _below(
-    section: type[BaseModel] | None, step: int | str
+    section: type[BaseModel] | None, step: str
 ) -> tuple[type[BaseModel] | None, dict[str, type[BaseModel]]]:
     """Give the section below a key, or the sections it may be by their tags."""
-    field = section.model_fields.get(str(step)) if section is not None else None
+    field = section.model_fields.get(step) if section is not None else None
     if field is None:
         return None, {}
     sections = _sections(field.annotation)
@@ -161,7 +169,7 @@ def _below(
 def _sections(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    if get_origin(annotation) in (Union, types.UnionType, Annotated):
+    if get_origin(annotation) in (Union, types.UnionType, Annotated, list):
         return [section for part in get_args(annotation) for section in _sections(part)]
     return []
 

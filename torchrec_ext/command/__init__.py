@@ -1,0 +1,1 @@
+"""What the subcommands of ``torchrec-ext`` share: ranks, configuration files and errors."""
