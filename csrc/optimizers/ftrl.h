@@ -63,7 +63,8 @@ struct Ftrl {
     const float current = raise(accum);
     linear = linear + g - (current - previous) * inverse_learning_rate * weight;
     const float denominator = (ftrl_beta + current) * inverse_learning_rate + l2_reg;
-    const float shrunk = (std::copysign(l1_reg, linear) - linear) / denominator;
+    // Negated, not turned round: the boundary itself must be an exact +0, which only <= gives.
+    const float shrunk = -(linear - std::copysign(l1_reg, linear)) / denominator;
     const float solution = std::fabs(linear) <= l1_reg ? 0.0f : shrunk;
     return denominator == 0.0f ? weight : solution;
   }

@@ -48,8 +48,10 @@ def test_l1_holds_the_weight_at_zero_until_the_gradient_overcomes_it() -> None:
 
 
 def test_linear_equal_to_l1_gives_exactly_zero() -> None:
-    assert single_step(_module(0.0, ftrl_beta=1.0, l1_reg=0.5), 0.5) == 0.0
-    assert single_step(_module(0.0, ftrl_beta=1.0, l1_reg=0.5), -0.5) == 0.0
+    for gradient in (0.5, -0.5):
+        weight = single_step(_module(0.0, ftrl_beta=1.0, l1_reg=0.5), gradient)
+        # The formula for |linear| > l1 would give -0.
+        assert weight == 0.0 and math.copysign(1.0, weight) == 1.0
 
 
 def test_a_row_looked_up_twice_is_updated_once() -> None:
