@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 # The shell's convention for a process that SIGINT ended.
 EXIT_INTERRUPTED = 130
+EXIT_NOT_INSTALLED = 2
 
 
 class Command(NamedTuple):
@@ -48,11 +49,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only the first argument is read here, so that importing TorchRec can wait for the choice.
     command = parser.parse_args(given[:1]).command
     try:
-        module = importlib.import_module(COMMANDS[command].module)
-        return module.main(given[1:], prog=f"torchrec-ext {command}")
+        return _run(command, given[1:])
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _run(command: str, argv: Sequence[str]) -> int:
+    try:
+        module = importlib.import_module(COMMANDS[command].module)
+    except ModuleNotFoundError as error:
+        print(
+            f"torchrec-ext {command}: the package {error.name!r} is not installed; TorchRec and "
+            "FBGEMM are needed (see the README), and pip install 'torchrec_ext[train]'",
+            file=sys.stderr,
+        )
+        return EXIT_NOT_INSTALLED
+    return module.main(argv, prog=f"torchrec-ext {command}")
 
 
 if __name__ == "__main__":

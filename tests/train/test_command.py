@@ -123,6 +123,15 @@ def test_commands_are_listed_and_unknown_ones_refused(capsys: pytest.CaptureFixt
     assert "invalid choice: 'trian'" in capsys.readouterr().err
 
 
+def test_a_missing_package_is_named(monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    for name in [name for name in sys.modules if name.startswith("torchrec_ext.train")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert cli.main(["train", "any.yaml"]) == cli.EXIT_NOT_INSTALLED
+    error = capsys.readouterr().err
+    assert "'tqdm' is not installed" in error and "torchrec_ext[train]" in error
+
+
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
