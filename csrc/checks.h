@@ -25,13 +25,23 @@ inline void check_tensor(const char* name, const Tensor& tensor, ScalarType dtyp
   STD_TORCH_CHECK(!is_cpu || tensor.is_cpu(), name, " must be on the CPU");
 }
 
-inline int64_t count_states_of(OptimType optimizer) {
-  int64_t count = 0;
+inline void check_hyperparameters(OptimType optimizer, const std::vector<double>& hyperparameters) {
   const bool found = visit_optimizer(optimizer, [&](auto tag) {
-    count = static_cast<int64_t>(decltype(tag)::Type::kStates.size());
+    const size_t expected = decltype(tag)::Type::kHyperparameters.size();
+    STD_TORCH_CHECK(hyperparameters.size() == expected, hyperparameters.size(),
+                    " hyperparameters, expected ", expected);
   });
   STD_TORCH_CHECK(found, "optimizer ", static_cast<int64_t>(optimizer), " is not registered");
-  return count;
+}
+
+// The states of the variant that the hyperparameters choose.
+inline std::vector<StateInfo> states_of(OptimType optimizer,
+                                        const std::vector<double>& hyperparameters) {
+  std::vector<StateInfo> infos;
+  select_optimizer(optimizer, hyperparameters.data(), 0, [&](const auto& selected) {
+    infos.assign(selected.kStates.begin(), selected.kStates.end());
+  });
+  return infos;
 }
 
 inline void check_inside(const char* what, int64_t table, int64_t offset, int64_t size,
@@ -40,15 +50,12 @@ inline void check_inside(const char* what, int64_t table, int64_t offset, int64_
                   " ends at element ", offset + size, " of a buffer of ", buffer_size);
 }
 
-// Reads table_layout, int64 [tables, 3 + states]: rows, dim, offset in the weights and in each
-// state; and feature_table_map, int64 [features].
-inline Layout read_layout(const Tensor& table_layout, const Tensor& feature_table_map,
-                          int64_t states) {
+// Reads table_layout, int64 [tables, 3 + states]: rows, dim, offset in the weights and in each state.
+inline Layout read_tables(const Tensor& table_layout, int64_t states) {
   check_tensor("table_layout", table_layout, ScalarType::Long, 2);
-  check_tensor("feature_table_map", feature_table_map, ScalarType::Long, 1);
   const int64_t width = table_layout.size(1);
-  STD_TORCH_CHECK(width == 3 + states, "table_layout has ", width, " columns, expected ",
-                  3 + states);
+  STD_TORCH_CHECK(width == 3 + states && states <= kMaxStates, "table_layout has ", width,
+                  " columns, expected ", 3 + states);
   Layout layout{};
   const int64_t* values = table_layout.const_data_ptr<int64_t>();
   for (int64_t t = 0; t < table_layout.size(0); ++t, values += width) {
@@ -60,6 +67,14 @@ inline Layout read_layout(const Tensor& table_layout, const Tensor& feature_tabl
     layout.max_dim = std::max(layout.max_dim, table.dim);
     layout.tables.push_back(table);
   }
+  return layout;
+}
+
+// The same with feature_table_map, int64 [features].
+inline Layout read_layout(const Tensor& table_layout, const Tensor& feature_table_map,
+                          int64_t states) {
+  Layout layout = read_tables(table_layout, states);
+  check_tensor("feature_table_map", feature_table_map, ScalarType::Long, 1);
   const int64_t* map = feature_table_map.const_data_ptr<int64_t>();
   for (int64_t f = 0; f < feature_table_map.size(0); ++f) {
     STD_TORCH_CHECK(map[f] >= 0 && map[f] < table_layout.size(0), "feature ", f, " reads table ",
@@ -69,6 +84,13 @@ inline Layout read_layout(const Tensor& table_layout, const Tensor& feature_tabl
   }
   STD_TORCH_CHECK(!layout.features.empty(), "feature_table_map is empty");
   return layout;
+}
+
+// For ops that read no states: whatever number of them the layout has.
+inline Layout read_layout_of_any(const Tensor& table_layout, const Tensor& feature_table_map) {
+  STD_TORCH_CHECK(table_layout.dim() == 2 && table_layout.size(1) >= 3,
+                  "table_layout must be [tables, 3 + states]");
+  return read_layout(table_layout, feature_table_map, table_layout.size(1) - 3);
 }
 
 template <class Index>

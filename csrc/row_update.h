@@ -1,11 +1,44 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "optimizers/optimizer.h"
 #include "row_reduce.h"
 
 namespace torchrec_ext {
+
+// The row's part of an optimizer step: sums over columns, then the [rows] states.
+template <class Optimizer, class Weight>
+TORCHREC_EXT_INLINE typename Optimizer::Row begin_row(const Optimizer& optimizer,
+                                                      const Weight* weight, float* const* states,
+                                                      const float* gradient, int64_t dim) {
+  constexpr int kColumnStates = count_states<Optimizer>(false);
+  constexpr int kRowStates = count_states<Optimizer>(true);
+  static_assert(Optimizer::kReductions <= kMaxReductions);
+  float totals[kMaxReductions] = {};
+  if constexpr (Optimizer::kReductions > 0) {
+    for (int k = 0; k < Optimizer::kReductions; ++k) {
+      totals[k] = reduce_row(dim, [&](int64_t column) TORCHREC_EXT_INLINE_LAMBDA {
+        float values[kMaxStates] = {};
+        for (int j = 0; j < kColumnStates; ++j) {
+          values[j] = states[j][column];
+        }
+        return optimizer.reduce_term(k, static_cast<float>(weight[column]), gradient[column],
+                                     values);
+      });
+    }
+  }
+  float row_states[kMaxStates] = {};
+  for (int k = 0; k < kRowStates; ++k) {
+    row_states[k] = *states[kColumnStates + k];
+  }
+  const auto row = optimizer.begin_row(totals, dim, row_states);
+  for (int k = 0; k < kRowStates; ++k) {
+    *states[kColumnStates + k] = row_states[k];
+  }
+  return row;
+}
 
 // Applies one optimizer step to one row: the only loop over columns that updates anything.
 //   weight    [dim] of Rounding::WeightType
@@ -17,24 +50,13 @@ TORCHREC_EXT_INLINE void update_row(const Optimizer& optimizer, const Rounding r
                                     float* const* states, const float* __restrict__ gradient,
                                     int64_t dim) {
   constexpr int kColumnStates = count_states<Optimizer>(false);
-  constexpr int kRowStates = count_states<Optimizer>(true);
-  static_assert(kColumnStates + kRowStates <= kMaxStates && column_states_come_first<Optimizer>());
-
+  static_assert(Optimizer::kStates.size() <= kMaxStates && column_states_come_first<Optimizer>());
   typename Optimizer::Row row{};
-  if constexpr (Optimizer::kReducesRow) {
-    const float total = reduce_row(dim, [&](int64_t column) {
-      return optimizer.reduce_term(static_cast<float>(weight[column]), gradient[column]);
-    });
-    float row_states[kMaxStates] = {};
-    for (int k = 0; k < kRowStates; ++k) {
-      row_states[k] = *states[kColumnStates + k];
-    }
-    row = optimizer.begin_row(total, dim, row_states);
-    for (int k = 0; k < kRowStates; ++k) {
-      *states[kColumnStates + k] = row_states[k];
-    }
+  if constexpr (Optimizer::kBeginsRow) {
+    row = begin_row(optimizer, weight, states, gradient, dim);
+  } else if constexpr (!std::is_same_v<typename Optimizer::Row, NoRow>) {
+    row = optimizer.common_row();
   }
-
   float* column_states[kMaxStates] = {};
   for (int k = 0; k < kColumnStates; ++k) {
     column_states[k] = states[k];

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,32 +77,140 @@ def row_gradients(
     return sums
 
 
+#: ``update(w, g, states, step, **hyperparameters)`` gives the new weights ``[rows, D]``, puts new
+#: tensors into ``states``; ``step`` is the number of this update, from 1.
 Update = Callable[..., Tensor]
 
 
-def exact_sgd(w: Tensor, g: Tensor, states: list[Tensor], *, learning_rate: float) -> Tensor:
-    return w - learning_rate * g
+def exact_sgd(
+    w: Tensor,
+    g: Tensor,
+    states: list[Tensor],
+    step: int,
+    *,
+    learning_rate: float,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> Tensor:
+    """torch.optim.SGD's, with decoupled decay."""
+    w = w * (1 - learning_rate * weight_decay)
+    if momentum == 0.0:
+        return w - learning_rate * g
+    states[0] = momentum * states[0] + (1 if step == 1 else 1 - dampening) * g
+    return w - learning_rate * (g + momentum * states[0] if nesterov else states[0])
 
 
 def exact_adagrad(
-    w: Tensor, g: Tensor, states: list[Tensor], *, learning_rate: float, eps: float = 1e-8
+    w: Tensor, g: Tensor, states: list[Tensor], step: int, *, learning_rate: float, eps: float
 ) -> Tensor:
-    states[0] += g * g
+    states[0] = states[0] + g * g
     return w - learning_rate * g / (states[0].sqrt() + eps)
 
 
+def decayed(
+    w: Tensor, g: Tensor, learning_rate: float, weight_decay: float, mode: str
+) -> tuple[Tensor, Tensor]:
+    """Weight and gradient after the weight decay, which sees the previous weight."""
+    if mode == "L2":
+        return w, g + weight_decay * w
+    return w * (1 - learning_rate * weight_decay), g
+
+
 def exact_rowwise_adagrad(
-    w: Tensor, g: Tensor, states: list[Tensor], *, learning_rate: float, eps: float = 1e-8
+    w: Tensor,
+    g: Tensor,
+    states: list[Tensor],
+    step: int,
+    *,
+    learning_rate: float,
+    eps: float,
+    weight_decay: float = 0.0,
+    weight_decay_mode: str = "DECOUPLE",
 ) -> Tensor:
-    """``states[0]`` is ``[rows]``, ``w`` and ``g`` are ``[rows, D]``."""
-    states[0] += (g * g).mean(dim=-1)
+    """``states[0]`` is ``[rows]``."""
+    w, g = decayed(w, g, learning_rate, weight_decay, weight_decay_mode)
+    states[0] = states[0] + (g * g).mean(dim=-1)
     return w - learning_rate * g / (states[0].sqrt() + eps).unsqueeze(-1)
+
+
+def adam(
+    w: Tensor,
+    g: Tensor,
+    states: list[Tensor],
+    step: int,
+    *,
+    learning_rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    weight_decay_mode: str = "DECOUPLE",
+    bias_correction: str = "global",
+) -> Tensor:
+    """Kingma and Ba, ICLR 2015, Algorithm 1; decay as Loshchilov and Hutter, ICLR 2019."""
+    w, g = decayed(w, g, learning_rate, weight_decay, weight_decay_mode)
+    t: Tensor | int = step
+    if bias_correction == "per_row":
+        states[2] = states[2] + 1
+        t = states[2].unsqueeze(-1)
+    states[0] = beta1 * states[0] + (1 - beta1) * g
+    states[1] = beta2 * states[1] + (1 - beta2) * g * g
+    mean, square = states[0] / (1 - beta1**t), states[1] / (1 - beta2**t)
+    return w - learning_rate * mean / (square.sqrt() + eps)
+
+
+def partial_rowwise_adam(
+    w: Tensor,
+    g: Tensor,
+    states: list[Tensor],
+    step: int,
+    *,
+    learning_rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    weight_decay_mode: str = "DECOUPLE",
+) -> Tensor:
+    """``states[1]`` is ``[rows]``."""
+    w, g = decayed(w, g, learning_rate, weight_decay, weight_decay_mode)
+    states[0] = beta1 * states[0] + (1 - beta1) * g
+    states[1] = beta2 * states[1] + (1 - beta2) * (g * g).mean(dim=-1)
+    mean, square = states[0] / (1 - beta1**step), states[1] / (1 - beta2**step)
+    return w - learning_rate * mean / (square.sqrt() + eps).unsqueeze(-1)
+
+
+def lamb(
+    w: Tensor,
+    g: Tensor,
+    states: list[Tensor],
+    step: int,
+    *,
+    learning_rate: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+) -> Tensor:
+    """You et al., ICLR 2020, Algorithm 2, with a trust ratio for each row; 1 where a norm is 0."""
+    states[0] = beta1 * states[0] + (1 - beta1) * g
+    states[1] = beta2 * states[1] + (1 - beta2) * g * g
+    mean, square = states[0] / (1 - beta1**step), states[1] / (1 - beta2**step)
+    direction = mean / (square.sqrt() + eps) + weight_decay * w
+    weight_norm = w.norm(dim=-1, keepdim=True)
+    direction_norm = direction.norm(dim=-1, keepdim=True)
+    ratio = weight_norm / direction_norm
+    ratio[(weight_norm == 0) | (direction_norm == 0)] = 1.0
+    return w - learning_rate * ratio * direction
 
 
 def ftrl(
     w: Tensor,
     g: Tensor,
     states: list[Tensor],
+    step: int,
     *,
     learning_rate: float,
     ftrl_beta: float = 0.0,
@@ -113,9 +222,10 @@ def ftrl(
     linear, accum = states
     p = -learning_rate_power
     before = accum**p
-    accum += g * g
+    accum = accum + g * g
     after = accum**p
-    linear += g - (after - before) / learning_rate * w
+    linear = linear + g - (after - before) / learning_rate * w
+    states[:] = [linear, accum]
     denominator = (ftrl_beta + after) / learning_rate + l2_reg
     solution = (linear.sign() * l1_reg - linear) / denominator
     solution = torch.where(linear.abs() <= l1_reg, torch.zeros_like(w), solution)
@@ -127,6 +237,9 @@ UPDATES: dict[str, Update] = {
     "EXACT_ADAGRAD": exact_adagrad,
     "EXACT_ROWWISE_ADAGRAD": exact_rowwise_adagrad,
     "FTRL": ftrl,
+    "ADAM": adam,
+    "PARTIAL_ROWWISE_ADAM": partial_rowwise_adam,
+    "LAMB": lamb,
 }
 
 
@@ -137,13 +250,14 @@ def train_step(
     feature_tables: Sequence[int],
     batch: Batch,
     gradient: Tensor,
-    **hyperparameters: float,
+    step: int,
+    **hyperparameters: Any,
 ) -> None:
     """Updates tables and states (``[table][state]``) in place, one step for every touched row."""
     for table, sums in enumerate(row_gradients(tables, feature_tables, batch, gradient)):
         for row, g in sums.items():
             selected = [state[row : row + 1].clone() for state in states[table]]
-            new = update(tables[table][row : row + 1], g[None], selected, **hyperparameters)
+            new = update(tables[table][row : row + 1], g[None], selected, step, **hyperparameters)
             tables[table][row] = new[0]
             for state, value in zip(states[table], selected, strict=True):
                 state[row] = value[0]

@@ -11,6 +11,8 @@ import torch
 
 from torchrec_ext import OptimType, ops
 
+from .modules import kernel_values
+
 CHUNK = 32
 
 
@@ -62,7 +64,7 @@ def test_sums_in_the_canonical_order(lookups, dim) -> None:
         None,
         pooling_mode=ops.POOLING_SUM,
         optimizer=OptimType.EXACT_SGD,
-        hyperparameters=[1.0],
+        hyperparameters=kernel_values(OptimType.EXACT_SGD, lr=1.0),
     )
     for row in (0, 1):
         rows = gradient[indices == row].numpy()
@@ -86,7 +88,7 @@ def test_row_sums_in_their_order(dim) -> None:
         None,
         pooling_mode=ops.POOLING_SUM,
         optimizer=OptimType.EXACT_ROWWISE_ADAGRAD,
-        hyperparameters=[0.1, 0.0],
+        hyperparameters=kernel_values(OptimType.EXACT_ROWWISE_ADAGRAD, lr=0.1, eps=0.0),
     )
     partials = np.zeros(32, np.float32)
     for column, g in enumerate(gradient[0].numpy()):
@@ -110,7 +112,7 @@ def test_tables_beyond_32_bits(tmp_path) -> None:
     arguments: dict[str, Any] = {
         "pooling_mode": ops.POOLING_SUM,
         "optimizer": OptimType.EXACT_SGD,
-        "hyperparameters": [1.0],
+        "hyperparameters": kernel_values(OptimType.EXACT_SGD, lr=1.0),
     }
     for tables in (layout[:1], layout):
         feature = torch.tensor([len(tables) - 1])
@@ -198,10 +200,68 @@ def test_opcheck() -> None:
     pooling_mode, _ = arguments.pop("pooling_mode"), arguments.pop("optimizer")
     optimizer = list(OptimType).index(OptimType.FTRL)
     tensors = tuple(arguments.values())
-    rest = (pooling_mode, optimizer, hyperparameters, math.inf, False, 0, 0)
+    rest = ([], pooling_mode, optimizer, hyperparameters, math.inf, False, 0, 0)
     torch.library.opcheck(torch.ops.torchrec_ext.fused_update.default, tensors + rest)
     grad_output, weights, _, layout, features, indices, offsets, _ = tensors
     torch.library.opcheck(
         torch.ops.torchrec_ext.per_sample_weight_grad.default,
         (grad_output, weights, layout, features, indices, offsets, None, pooling_mode, math.inf),
     )
+    torch.library.opcheck(
+        torch.ops.torchrec_ext.sort_lookups.default, (layout, features, indices, offsets)
+    )
+
+
+def _catch_up_arguments(**changes: Any) -> dict[str, Any]:
+    """Two tables of 3 x 4 and 5 x 8 under Adam, two rows of which slept through update 1."""
+    arguments: dict[str, Any] = {
+        "weights": torch.ones(52),
+        "states": [torch.ones(52), torch.ones(52)],
+        "row_steps": torch.tensor([1, 0, 1, 1, 1, 1, 0, 1], dtype=torch.int32),
+        "table_layout": torch.tensor([[3, 4, 0, 0, 0], [5, 8, 12, 12, 12]]),
+        "rows": None,
+        "history": torch.tensor([[0.0, -1.0], [0.1, 0.0], [0.0, 0.0]], dtype=torch.float64),
+        "history_start": 0,
+        "window": 300,
+        "now": 1,
+        "optimizer": OptimType.ADAM,
+        "hyperparameters": kernel_values(OptimType.ADAM, lr=0.1, eps=0.0),
+    }
+    return {**arguments, **changes}
+
+
+def test_catch_up() -> None:
+    arguments = _catch_up_arguments()
+    ops.catch_up(**arguments)
+    # Half of 1, less a step of .1.
+    expected = torch.ones(52)
+    expected[4:8] = 0.4
+    expected[12 + 3 * 8 : 12 + 4 * 8] = 0.4
+    torch.testing.assert_close(arguments["weights"], expected)
+    assert arguments["row_steps"].tolist() == [1] * 8
+
+
+BAD_CATCH_UP = [
+    ({"rows": torch.tensor([1, 8])}, "row 8"),
+    ({"rows": torch.tensor([6, 1])}, "ascending"),
+    ({"rows": torch.tensor([1], dtype=torch.int32)}, "rows has the wrong dtype"),
+    ({"row_steps": torch.zeros(7, dtype=torch.int32)}, "row_steps"),
+    ({"history_start": 1, "now": 2}, "the history starts at 1"),
+    ({"history": torch.zeros(3, 1, dtype=torch.float64)}, "history"),
+    ({"optimizer": OptimType.LAMB, "hyperparameters": [0.1, 0.9, 0.99, 0.0, 0.0]}, "catch up"),
+]
+
+
+@pytest.mark.parametrize("changes, message", BAD_CATCH_UP, ids=[text for _, text in BAD_CATCH_UP])
+def test_a_bad_catch_up_changes_nothing(changes, message) -> None:
+    arguments = _catch_up_arguments(**changes)
+    with pytest.raises(RuntimeError, match=message):
+        ops.catch_up(**arguments)
+    assert torch.equal(arguments["weights"], torch.ones(52))
+    assert all(torch.equal(state, torch.ones(52)) for state in arguments["states"])
+
+
+def test_opcheck_of_catch_up() -> None:
+    arguments = _catch_up_arguments()
+    arguments["optimizer"] = list(OptimType).index(arguments["optimizer"])
+    torch.library.opcheck(torch.ops.torchrec_ext.catch_up.default, (*arguments.values(), False, 0))

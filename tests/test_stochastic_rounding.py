@@ -10,6 +10,8 @@ from torch import Tensor
 
 from torchrec_ext import OptimType, ops
 
+from .modules import kernel_values
+
 
 def _round(values: Tensor, seed: int = 0, step: int = 0, rows: Tensor | None = None) -> Tensor:
     """Rounds float32 ``[rows, D]`` values: zero half weights step by minus the value."""
@@ -27,7 +29,7 @@ def _round(values: Tensor, seed: int = 0, step: int = 0, rows: Tensor | None = N
         None,
         pooling_mode=ops.POOLING_SUM,
         optimizer=OptimType.EXACT_SGD,
-        hyperparameters=[1.0],
+        hyperparameters=kernel_values(OptimType.EXACT_SGD, lr=1.0),
         stochastic_rounding=True,
         seed=seed,
         step=step,

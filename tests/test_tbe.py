@@ -162,7 +162,7 @@ def test_bad_index_in_backward_names_the_table() -> None:
     module = make_module(OptimType.FTRL, [(3, 4)], table_names=["user"])
     before = snapshot(module)
     with pytest.raises(RuntimeError, match=r"tables \['user'\].*index -1 of feature 0"):
-        module._update(torch.ones(1, 4), torch.tensor([-1]), torch.tensor([0, 1]), None)
+        module._update(torch.ones(1, 4), torch.tensor([-1]), torch.tensor([0, 1]), None, [])
     assert_same_bits(before, snapshot(module))
     assert int(module.iter) == 0
 

@@ -51,11 +51,16 @@ def _count(code: str, instruction: str, register: str) -> int:
 @pytest.mark.parametrize(
     "optimizer, instructions",
     [
-        ("ExactSgd", ["mulps", "subps"]),
+        ("ExactSgd<false>", ["mulps", "subps"]),
+        ("ExactSgd<true>", ["mulps", "addps", "subps"]),
         ("ExactAdagrad", ["sqrtps", "divps", "mulps"]),
         ("ExactRowWiseAdagrad", ["mulps", "addps", "subps"]),
         ("Ftrl<true>", ["sqrtps", "divps", "mulps"]),
         ("Ftrl<false>", ["divpd", "mulpd", "divps"]),
+        ("Adam<false>", ["sqrtps", "divps", "mulps"]),
+        ("Adam<true>", ["sqrtps", "divps", "mulps"]),
+        ("PartialRowWiseAdam", ["mulps", "addps", "subps"]),
+        ("Lamb", ["sqrtps", "divps", "mulps"]),
     ],
 )
 @pytest.mark.parametrize("rounding", ["NearestRounding<float>", "NearestRounding<c10::Half>"])

@@ -6,6 +6,9 @@ class OptimType(enum.Enum):
     EXACT_ADAGRAD = "exact_adagrad"
     EXACT_ROWWISE_ADAGRAD = "exact_row_wise_adagrad"
     FTRL = "ftrl"
+    ADAM = "adam"
+    PARTIAL_ROWWISE_ADAM = "partial_row_wise_adam"
+    LAMB = "lamb"
 
     @property
     def counterpart(self) -> Any: ...

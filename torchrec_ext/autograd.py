@@ -36,7 +36,7 @@ class FusedLookup(torch.autograd.Function):
         inputs: LookupInputs,
     ) -> Tensor:
         """Looks up ``[batch_size, sum of dims]``, or ``[lookups, D]`` without pooling."""
-        output = module._lookup(inputs, per_sample_weights)
+        output, segments = module._lookup(inputs, per_sample_weights)
         ctx.module = module
         ctx.pooling_mode = int(module.pooling_mode)
         # FBGEMM's bounds check may have rewritten indices and offsets: its own copies are what it
@@ -44,6 +44,7 @@ class FusedLookup(torch.autograd.Function):
         ctx.save_for_backward(
             module._indices, module._offsets, per_sample_weights, inputs.feature_requires_grad
         )
+        ctx.segments = segments
         return output
 
     @staticmethod
@@ -52,10 +53,12 @@ class FusedLookup(torch.autograd.Function):
         """Updates weights and states; returns the gradient of the per-sample weights."""
         indices, offsets, per_sample_weights, feature_requires_grad = ctx.saved_tensors
         grad_output = grad_output.to(torch.float32).contiguous()
+        if ctx.segments:  # another backward may have moved the clock since the forward
+            ctx.module._wake(ctx.segments[0])
         weight_grad = None
         if ctx.needs_input_grad[1]:  # before the update changes the weights that it is made of
             weight_grad = ctx.module._per_sample_weight_grad(
                 grad_output, indices, offsets, feature_requires_grad
             )
-        ctx.module._update(grad_output, indices, offsets, per_sample_weights)
+        ctx.module._update(grad_output, indices, offsets, per_sample_weights, ctx.segments)
         return None, weight_grad, None, None

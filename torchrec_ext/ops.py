@@ -27,6 +27,7 @@ def fused_update(
     offsets: Tensor,
     per_sample_weights: Tensor | None,
     *,
+    segments: Sequence[Tensor] = (),
     pooling_mode: int,
     optimizer: OptimType,
     hyperparameters: Sequence[float],
@@ -53,6 +54,7 @@ def fused_update(
         offsets: Of the same dtype, ``[features * batch_size + 1]``: where each bag starts in
             ``indices``, feature by feature.
         per_sample_weights: float32 ``[lookups]`` or None.
+        segments: What :func:`sort_lookups` returned for this batch; empty: sorts here.
         pooling_mode: ``POOLING_SUM``, ``POOLING_MEAN`` or ``POOLING_NONE``.
         optimizer: Which update.
         hyperparameters: Its ``kernel_hyperparameters``.
@@ -75,6 +77,7 @@ def fused_update(
         indices,
         offsets,
         per_sample_weights,
+        segments,
         pooling_mode,
         OPTIM_TYPES.index(optimizer),
         hyperparameters,
@@ -131,6 +134,82 @@ def per_sample_weight_grad(
     )
 
 
+def sort_lookups(
+    table_layout: Tensor, feature_table_map: Tensor, indices: Tensor, offsets: Tensor
+) -> list[Tensor]:
+    """Sorts a batch's lookups by row.
+
+    Args:
+        table_layout: As in :func:`fused_update`, with any number of states.
+        feature_table_map: As in :func:`fused_update`.
+        indices: As in :func:`fused_update`.
+        offsets: As in :func:`fused_update`.
+
+    Returns:
+        The rows that are looked up, ascending, int64 ``[rows]``, numbered across tables; int32
+        ``[rows + 1]``, where each row's lookups begin in the third: int32 ``[lookups]``, positions
+        in ``indices``.
+
+    Raises:
+        RuntimeError: An index is outside of its table, or the offsets are not ascending.
+    """
+    return torch.ops.torchrec_ext.sort_lookups(table_layout, feature_table_map, indices, offsets)
+
+
+def catch_up(
+    weights: Tensor,
+    states: Sequence[Tensor],
+    row_steps: Tensor,
+    table_layout: Tensor,
+    rows: Tensor | None,
+    *,
+    history: Tensor,
+    history_start: int,
+    window: int,
+    now: int,
+    optimizer: OptimType,
+    hyperparameters: Sequence[float],
+    stochastic_rounding: bool = False,
+    seed: int = 0,
+) -> None:
+    """Applies to rows the updates that they slept through, in place.
+
+    Args:
+        weights: As in :func:`fused_update`; so are the arguments not named here.
+        states: As in :func:`fused_update`.
+        row_steps: int32 ``[rows of all tables]``, the update that each row is current to; becomes
+            ``now`` for the rows caught up.
+        table_layout: As in :func:`fused_update`.
+        rows: int64, ascending, numbered across tables; None: all rows.
+        history: float64 ``[3, capacity]``, see :mod:`torchrec_ext.sleeping_rows`.
+        history_start: The update that the history's first entry is for.
+        window: The updates after which an entry of the history is no longer added to.
+        now: The completed updates.
+        optimizer: As in :func:`fused_update`.
+        hyperparameters: As in :func:`fused_update`.
+        stochastic_rounding: As in :func:`fused_update`.
+        seed: As in :func:`fused_update`.
+
+    Raises:
+        RuntimeError: An argument is wrong, or a row is older than the history. Nothing was changed.
+    """
+    torch.ops.torchrec_ext.catch_up(
+        weights,
+        states,
+        row_steps,
+        table_layout,
+        rows,
+        history,
+        history_start,
+        window,
+        now,
+        OPTIM_TYPES.index(optimizer),
+        hyperparameters,
+        stochastic_rounding,
+        seed,
+    )
+
+
 @torch.library.register_fake("torchrec_ext::fused_update")
 def _fused_update_fake(grad_output: Tensor, *_: object) -> None:
     return None
@@ -146,3 +225,20 @@ def _per_sample_weight_grad_fake(
     *_: object,
 ) -> Tensor:
     return grad_output.new_empty(indices.numel(), dtype=torch.float32)
+
+
+@torch.library.register_fake("torchrec_ext::sort_lookups")
+def _sort_lookups_fake(
+    table_layout: Tensor, feature_table_map: Tensor, indices: Tensor, offsets: Tensor
+) -> list[Tensor]:
+    rows = torch.library.get_ctx().new_dynamic_size()
+    return [
+        indices.new_empty(rows, dtype=torch.int64),
+        indices.new_empty(rows + 1, dtype=torch.int32),
+        indices.new_empty(indices.numel(), dtype=torch.int32),
+    ]
+
+
+@torch.library.register_fake("torchrec_ext::catch_up")
+def _catch_up_fake(weights: Tensor, *_: object) -> None:
+    return None

@@ -23,7 +23,18 @@ import torch
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers import HyperparameterError, spec_of
 
-__all__ = ["FTRL", "SGD", "Adagrad", "FusedOptimizer", "RowWiseAdagrad", "classes"]
+__all__ = [
+    "FTRL",
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "FusedOptimizer",
+    "PartialRowWiseAdam",
+    "RowWiseAdagrad",
+    "classes",
+]
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -101,7 +112,10 @@ class FTRL(FusedOptimizer):
 
 
 class SGD(FusedOptimizer):
-    """Plain SGD: ``lr``."""
+    """SGD: ``lr``, ``momentum``, ``dampening``, ``nesterov``, ``weight_decay``, ``sparse_mode``.
+
+    Unlike torch.optim.SGD's, the weight decay is decoupled; without momentum the two are the same.
+    """
 
     optim_type = OptimType.EXACT_SGD
 
@@ -113,11 +127,106 @@ class Adagrad(FusedOptimizer):
 
 
 class RowWiseAdagrad(FusedOptimizer):
-    """Adagrad with one accumulator per row: ``lr``, ``eps``, ``initial_accumulator_value``."""
+    """Adagrad with one accumulator per row.
+
+    Takes ``lr``, ``eps``, ``weight_decay``, ``weight_decay_mode`` and
+    ``initial_accumulator_value``.
+    """
 
     optim_type = OptimType.EXACT_ROWWISE_ADAGRAD
 
 
+class Adam(FusedOptimizer):
+    """torch.optim.Adam's keywords and defaults: the weight decay is coupled (L2).
+
+    Args:
+        params: As in :class:`FusedOptimizer`.
+        lr: The learning rate.
+        betas: ``beta1`` and ``beta2``.
+        eps: Added to the root of the second moment.
+        weight_decay: The L2 coefficient, added to the gradient before the moments.
+        **hyperparameters: ``bias_correction`` and ``sparse_mode`` (see
+            ``torchrec_ext.optimizers``), and torch's other keywords at torch's defaults.
+
+    Raises:
+        HyperparameterError: As :class:`FusedOptimizer`, or torch's ``amsgrad``, ``maximize``,
+            ``capturable``, ``differentiable`` or ``foreach`` is on.
+    """
+
+    optim_type = OptimType.ADAM
+    _weight_decay_mode: ClassVar[str] = "L2"
+
+    def __init__(
+        self,
+        params: Iterable[torch.nn.Parameter],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        **hyperparameters: Any,
+    ) -> None:
+        for name in ("amsgrad", "maximize", "capturable", "differentiable", "foreach"):
+            if hyperparameters.pop(name, None):
+                raise HyperparameterError(
+                    f"torchrec_ext.optim.{type(self).__name__}: {name}=True is not supported; "
+                    "leave it out"
+                )
+        hyperparameters.pop("fused", None)  # it always is
+        super().__init__(
+            params,
+            lr,
+            beta1=betas[0],
+            beta2=betas[1],
+            eps=eps,
+            weight_decay=weight_decay,
+            weight_decay_mode=self._weight_decay_mode,
+            **hyperparameters,
+        )
+
+
+class AdamW(Adam):
+    """torch.optim.AdamW's keywords and defaults: the weight decay is decoupled.
+
+    As :class:`Adam`, but ``weight_decay`` shrinks the previous weight by ``lr * weight_decay``
+    before the update, and is 0.01 by default.
+    """
+
+    _weight_decay_mode = "DECOUPLE"
+
+    def __init__(
+        self,
+        params: Iterable[torch.nn.Parameter],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        **hyperparameters: Any,
+    ) -> None:
+        """See :class:`Adam`."""
+        super().__init__(params, lr, betas, eps, weight_decay, **hyperparameters)
+
+
+class PartialRowWiseAdam(FusedOptimizer):
+    """Adam with one second moment per row, by FBGEMM's names.
+
+    Takes ``lr``, ``beta1``, ``beta2``, ``eps``, ``weight_decay`` and ``weight_decay_mode``.
+    """
+
+    optim_type = OptimType.PARTIAL_ROWWISE_ADAM
+
+
+class LAMB(FusedOptimizer):
+    """LAMB with one trust ratio per row.
+
+    Takes ``lr``, ``beta1``, ``beta2``, ``eps`` and ``weight_decay``.
+    """
+
+    optim_type = OptimType.LAMB
+
+
 def classes() -> dict[OptimType, type[FusedOptimizer]]:
     """Every class of this module by the optimizer it stands for."""
-    return {cls.optim_type: cls for cls in (FTRL, SGD, Adagrad, RowWiseAdagrad)}
+    return {
+        cls.optim_type: cls
+        for cls in (FTRL, SGD, Adagrad, RowWiseAdagrad, AdamW, PartialRowWiseAdam, LAMB)
+    }

@@ -25,7 +25,8 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
     """
 
     _spec: OptimizerSpec
-    _hyperparameters: dict[str, float]
+    _states: tuple[State, ...]
+    _hyperparameters: dict[str, Any]
 
     @property
     def table_labels(self) -> list[str]:
@@ -35,13 +36,13 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
     def split_optimizer_states(self) -> list[list[Tensor]]:
         """The states as views, ``[table][state]``, in the order of the optimizer's spec."""
         return [
-            [self._state_of_table(state, table) for state in self._spec.states]
+            [self._state_of_table(state, table) for state in self._states]
             for table in range(len(self.embedding_specs))
         ]
 
     def get_optimizer_state(self) -> list[dict[str, Tensor]]:
         """The states as views, one dict by state name for each table."""
-        names = [state.name for state in self._spec.states]
+        names = [state.name for state in self._states]
         return [dict(zip(names, states, strict=True)) for states in self.split_optimizer_states()]
 
     @torch.no_grad()
@@ -64,7 +65,7 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
         tables = range(len(self.embedding_specs)) if table is None else [self._table_number(table)]
         for number in tables:
             selected = slice(None) if rows is None else self._checked_rows(number, rows)
-            for state in self._spec.states:
+            for state in self._states:
                 value = self._spec.initial_value(state, self._hyperparameters)
                 self._state_of_table(state, number)[selected] = value
 
@@ -92,7 +93,7 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
             weights[table][rows] = 0
 
     def _allocate_states(self) -> None:
-        for state in self._spec.states:
+        for state in self._states:
             split = construct_split_state(
                 self.embedding_specs, rowwise=state.rowwise, cacheable=False
             )
@@ -106,7 +107,7 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
         super()._apply_split(split, prefix, dtype, **keywords)
 
     def _state_buffers(self) -> list[Tensor]:
-        return [getattr(self, f"{state.name}_host") for state in self._spec.states]
+        return [getattr(self, f"{state.name}_host") for state in self._states]
 
     def _state_of_table(self, state: State, table: int) -> Tensor:
         rows, dim, _, _ = self.embedding_specs[table]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,20 +15,17 @@ from torch import Tensor
 from torchrec_ext import empty_tables, ops
 from torchrec_ext.autograd import FusedLookup, LookupInputs
 from torchrec_ext.optim_type import OptimType
-from torchrec_ext.optimizer_states import OptimizerStates
+from torchrec_ext.optimizer_clock import OptimizerClock
 from torchrec_ext.optimizers import spec_of
 from torchrec_ext.tbe_arguments import check_tables, max_gradient_of, split_keywords
 
 
-class TableBatchedEmbeddingBags(OptimizerStates):
+class TableBatchedEmbeddingBags(OptimizerClock):
     """Embedding tables that are looked up together and trained by a fused optimizer.
 
     FBGEMM does the forward; the backward updates weights and states in one op. ``optim_type`` is
     the optimizer; the inherited ``optimizer`` is ``EXACT_SGD`` throughout, because FBGEMM's forward
     branches on it.
-
-    The optimizer's step clock (the buffer ``iter``) counts completed backwards. Forwards leave it
-    alone.
 
     Args:
         embedding_specs: ``(rows, dim, location, compute device)`` of each table; dims are multiples
@@ -86,16 +82,13 @@ class TableBatchedEmbeddingBags(OptimizerStates):
         self.optim_type = optimizer
         self.rounding_seed = rounding_seed
         self._spec = spec
+        self._states = spec.states_for(resolved)
         self._set_hyperparameters(resolved)
         self._max_gradient = max_gradient
         self._allocate_states()
         self._register_layout()
+        self._start_clock()
         self.reset_optimizer_states()
-
-    @property
-    def hyperparameters(self) -> Mapping[str, float]:
-        """The hyperparameters in force; :meth:`update_hyper_parameters` changes them."""
-        return MappingProxyType(self._hyperparameters)
 
     def forward(
         self,
@@ -142,56 +135,37 @@ class TableBatchedEmbeddingBags(OptimizerStates):
         inputs = LookupInputs(indices, offsets, feature_requires_grad, forward_arguments)
         return FusedLookup.apply(self.placeholder_autograd_tensor, per_sample_weights, self, inputs)
 
-    def set_learning_rate(self, lr: float) -> None:
-        """Sets the learning rate of the next update.
-
-        Raises:
-            HyperparameterError: The optimizer does not allow the value.
-        """
-        self.update_hyper_parameters({"learning_rate": lr})
-
-    def get_learning_rate(self) -> float:
-        """The learning rate, exactly as it was set."""
-        return self._hyperparameters["learning_rate"]
-
-    def update_hyper_parameters(self, params_dict: Mapping[str, float]) -> None:
-        """Changes hyperparameters from the next update on. States are not touched.
-
-        Args:
-            params_dict: Values by name; ``lr`` is the learning rate.
-
-        Raises:
-            HyperparameterError: A name is unknown or a value is not legal; nothing was changed.
-        """
-        self._set_hyperparameters(self._spec.resolve(params_dict, base=self._hyperparameters))
-
-    def set_optimizer_step(self, step: int) -> None:
-        """Sets the number of completed updates.
-
-        Raises:
-            ValueError: ``step`` is negative.
-        """
-        if step < 0:
-            raise ValueError(
-                f"tables {self.table_labels}: step={step} is not legal; it must be an integer >= 0"
-            )
-        super().set_optimizer_step(step)
-
-    def _lookup(self, inputs: LookupInputs, per_sample_weights: Tensor | None) -> Tensor:
+    def _lookup(
+        self, inputs: LookupInputs, per_sample_weights: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """FBGEMM's lookup, and the sorted lookups where they had to be sorted already."""
         indices, offsets = inputs.indices, inputs.offsets
         if self._features_without_rows:
             tables = [self.table_labels[table] for table in self.feature_table_map]
             empty_tables.check_no_lookups(self._features_without_rows, tables, indices, offsets)
         if self.total_hash_size == 0:  # FBGEMM cannot look up in a module without any row
             self._indices, self._offsets = indices, offsets.to(indices.dtype)
-            return empty_tables.empty_lookup(self, offsets)
-        return super().forward(
+            return empty_tables.empty_lookup(self, offsets), []
+        segments: list[Tensor] = []
+        if self._sleeping is not None:
+            # The bounds check may rewrite indices; only then are they the rows that will be read.
+            indices, offsets, per_sample_weights, _ = self.prepare_inputs(
+                indices, offsets, per_sample_weights
+            )
+            segments = self._sorted(indices, offsets)
+            self._wake(segments[0])
+        output = super().forward(
             indices,
             offsets,
             per_sample_weights,
             inputs.feature_requires_grad,
             **inputs.forward_arguments,
         )
+        return output, segments
+
+    def _sorted(self, indices: Tensor, offsets: Tensor) -> list[Tensor]:
+        with self._tables_named_in_errors():
+            return ops.sort_lookups(self._table_layout, self._feature_table_map, indices, offsets)
 
     def _update(
         self,
@@ -199,6 +173,7 @@ class TableBatchedEmbeddingBags(OptimizerStates):
         indices: Tensor,
         offsets: Tensor,
         per_sample_weights: Tensor | None,
+        segments: list[Tensor],
     ) -> None:
         with torch.no_grad(), self._tables_named_in_errors():
             ops.fused_update(
@@ -210,6 +185,7 @@ class TableBatchedEmbeddingBags(OptimizerStates):
                 indices,
                 offsets,
                 per_sample_weights,
+                segments=segments,
                 pooling_mode=int(self.pooling_mode),
                 optimizer=self.optim_type,
                 hyperparameters=self._kernel_hyperparameters,
@@ -218,7 +194,7 @@ class TableBatchedEmbeddingBags(OptimizerStates):
                 seed=self.rounding_seed,
                 step=int(self.iter),
             )
-            self.iter += 1
+            self._complete_update(segments)
 
     def _per_sample_weight_grad(
         self,
@@ -248,16 +224,9 @@ class TableBatchedEmbeddingBags(OptimizerStates):
         except RuntimeError as error:
             raise RuntimeError(f"tables {self.table_labels}: {error}") from error
 
-    def _set_hyperparameters(self, resolved: dict[str, float]) -> None:
-        self._hyperparameters = resolved
-        self._kernel_hyperparameters = [
-            resolved[name] for name in self._spec.kernel_hyperparameters
-        ]
-        self._set_learning_rate(resolved["learning_rate"])  # FBGEMM's own copy, in float32
-
     def _register_layout(self) -> None:
         offsets = [self.weights_physical_offsets] + [
-            getattr(self, f"{state.name}_physical_offsets") for state in self._spec.states
+            getattr(self, f"{state.name}_physical_offsets") for state in self._states
         ]
         layout = [
             [rows, dim, *(offset[table] for offset in offsets)]

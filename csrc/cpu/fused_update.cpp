@@ -1,7 +1,6 @@
 #include "fused_update.h"
 
 #include <memory>
-#include <type_traits>
 
 #include "parallel.h"
 #include "row_kernel.h"
@@ -73,7 +72,7 @@ template <class Optimizer, class Rounding>
 void update_rows(const Optimizer& optimizer, const Rounding& rounding,
                  const UpdateTask<typename Rounding::WeightType>& task, int64_t lookups) {
   for_each_block(
-      task.segments->count, kRowsPerBlock, slice_count(lookups), [&](int64_t first, int64_t last) {
+      task.segments.count, kRowsPerBlock, slice_count(lookups), [&](int64_t first, int64_t last) {
         RowRunner<Optimizer, Rounding> runner(optimizer, rounding, task);
         run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA { runner.run(first, last); });
       });
@@ -82,43 +81,43 @@ void update_rows(const Optimizer& optimizer, const Rounding& rounding,
 }  // namespace
 
 template <class Index, class Weight>
-BadLookup fused_update(const Layout& layout, const Batch<Index>& batch, const float* gradient,
-                       Weight* weights, const std::vector<float*>& states,
+BadLookup fused_update(const Layout& layout, const Batch<Index>& batch, const Segments* sorted,
+                       const float* gradient, Weight* weights, const std::vector<float*>& states,
                        const UpdateOptions& options) {
-  Segments segments;
+  OwnedSegments owned;
   Contributions contributions;
-  const BadLookup bad = sort_by_row(layout, batch, segments, contributions);
+  BadLookup bad = find_contributions(layout, batch, contributions);
+  if (bad.bag < 0 && sorted == nullptr) {
+    bad = sort_by_row(layout, batch, owned);
+  }
   if (bad.bag >= 0) {
     return bad;
   }
-  const GradientSource source{gradient, segments.positions.get(), &contributions,
-                              options.max_gradient};
+  const Segments segments = sorted == nullptr ? owned.view() : *sorted;
+  const GradientSource source{gradient, segments.positions, &contributions, options.max_gradient};
   const ChunkSums chunk_sums = sum_long_rows(layout, segments, source);
   const UpdateTask<Weight> task{
       &layout,
-      &segments,
+      segments,
       source,
       weights,
       states,
       chunk_sums.sums.get(),
       chunk_sums.long_rows.empty() ? nullptr : chunk_sums.long_rows.data()};
   const auto update = [&](const auto& optimizer) {
-    if constexpr (std::is_same_v<Weight, Half>) {
-      if (options.stochastic_rounding) {
-        return update_rows(optimizer, StochasticRounding{options.seed, options.step}, task,
-                           batch.lookups);
-      }
-    }
-    update_rows(optimizer, NearestRounding<Weight>{}, task, batch.lookups);
+    with_rounding<Weight>(options, [&](const auto& rounding) {
+      update_rows(optimizer, rounding, task, batch.lookups);
+    });
   };
-  visit_optimizer(options.optimizer,
-                  [&](auto tag) { decltype(tag)::Type::select(options.hyperparameters, update); });
+  select_optimizer(options.optimizer, options.hyperparameters, static_cast<int64_t>(options.step),
+                   update);
   return {};
 }
 
-#define TORCHREC_EXT_INSTANTIATE(Index, Weight)                                              \
-  template BadLookup fused_update(const Layout&, const Batch<Index>&, const float*, Weight*, \
-                                  const std::vector<float*>&, const UpdateOptions&)
+#define TORCHREC_EXT_INSTANTIATE(Index, Weight)                                        \
+  template BadLookup fused_update(const Layout&, const Batch<Index>&, const Segments*, \
+                                  const float*, Weight*, const std::vector<float*>&,   \
+                                  const UpdateOptions&)
 TORCHREC_EXT_INSTANTIATE(int32_t, float);
 TORCHREC_EXT_INSTANTIATE(int64_t, float);
 TORCHREC_EXT_INSTANTIATE(int32_t, Half);

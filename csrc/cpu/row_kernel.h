@@ -7,6 +7,7 @@
 #include "../rounding.h"
 #include "../row_update.h"
 #include "gradient_sum.h"
+#include "row_access.h"
 
 namespace torchrec_ext::cpu {
 
@@ -14,7 +15,7 @@ namespace torchrec_ext::cpu {
 template <class Weight>
 struct UpdateTask {
   const Layout* layout;
-  const Segments* segments;
+  Segments segments;
   GradientSource source;
   Weight* weights;
   std::vector<float*> states;
@@ -30,82 +31,54 @@ class RowRunner {
   using Weight = typename Rounding::WeightType;
 
   RowRunner(const Optimizer& optimizer, const Rounding& rounding, const UpdateTask<Weight>& task)
-      : optimizer_(optimizer), rounding_(rounding), task_(task) {}
+      : optimizer_(optimizer),
+        rounding_(rounding),
+        task_(task),
+        access_{task.layout, task.weights, &task.states} {}
 
   TORCHREC_EXT_INLINE void run(int64_t first, int64_t last) {
     std::vector<float> buffer(static_cast<size_t>(2 * task_.layout->max_dim));
-    const Table* table = &task_.layout->table_of(task_.segments->rows[first]);
+    const Table* table = &task_.layout->table_of(task_.segments.rows[first]);
     const Table* ahead_table = table;
-    for (int64_t s = first; s < std::min(first + kAhead, last); ++s) {
+    for (int64_t s = first; s < std::min(first + kRowsAhead, last); ++s) {
       prefetch(s, ahead_table);
     }
     for (int64_t s = first; s < last; ++s) {
-      if (s + kAhead < last) {
-        prefetch(s + kAhead, ahead_table);
+      if (s + kRowsAhead < last) {
+        prefetch(s + kRowsAhead, ahead_table);
       }
       update(s, table, buffer.data());
     }
   }
 
  private:
-  // Rows are fetched into the second-level cache: the first level has too few miss buffers to keep
-  // the memory busy.
-  static constexpr int64_t kAhead = 16;
-  static constexpr int kSecondLevel = 2;
-  static constexpr int64_t kCacheLine = 64;
-  static constexpr int kStates = static_cast<int>(Optimizer::kStates.size());
-
-  TORCHREC_EXT_INLINE int64_t advance(int64_t segment, const Table*& table) const {
-    const int64_t row = task_.segments->rows[segment];
-    while (row >= table->first_row + table->rows) {
-      ++table;
-    }
-    return row - table->first_row;
-  }
-
-  TORCHREC_EXT_INLINE float* state_of(int k, const Table& table, int64_t row) const {
-    const int64_t stride = Optimizer::kStates[static_cast<size_t>(k)].rowwise ? 1 : table.dim;
-    return task_.states[static_cast<size_t>(k)] + table.state_offsets[k] + row * stride;
-  }
-
-  template <class Value>
-  static TORCHREC_EXT_INLINE void prefetch_lines(const Value* values, int64_t count) {
-    const char* line = reinterpret_cast<const char*>(values);
-    for (int64_t byte = 0; byte < count * static_cast<int64_t>(sizeof(Value)); byte += kCacheLine) {
-      __builtin_prefetch(line + byte, 0, kSecondLevel);
-    }
-  }
+  using Access = RowAccess<Optimizer, Weight>;
 
   TORCHREC_EXT_INLINE void prefetch(int64_t segment, const Table*& table) const {
-    const int64_t row = advance(segment, table);
-    prefetch_lines(task_.weights + table->weights_offset + row * table->dim, table->dim);
-    for (int k = 0; k < kStates; ++k) {
-      prefetch_lines(state_of(k, *table, row),
-                     Optimizer::kStates[static_cast<size_t>(k)].rowwise ? 1 : table->dim);
-    }
-    const float* gradient = task_.source.row(task_.segments->begins[segment]);
-    for (int64_t column = 0; column < table->dim; column += kCacheLine / 4) {
+    const int64_t row = Access::advance(task_.segments.rows[segment], table);
+    access_.prefetch(*table, row);
+    const float* gradient = task_.source.row(task_.segments.begins[segment]);
+    for (int64_t column = 0; column < table->dim; column += Access::kCacheLine / 4) {
       __builtin_prefetch(gradient + column);
     }
   }
 
   TORCHREC_EXT_INLINE void update(int64_t segment, const Table*& table, float* sum) {
-    const int64_t row = advance(segment, table);
+    const int64_t row = Access::advance(task_.segments.rows[segment], table);
     const int64_t dim = table->dim;
     sum_gradient(segment, dim, sum, sum + task_.layout->max_dim);
     float* states[kMaxStates] = {};
-    for (int k = 0; k < kStates; ++k) {
-      states[k] = state_of(k, *table, row);
+    for (int k = 0; k < Access::kStates; ++k) {
+      states[k] = access_.state(k, *table, row);
     }
     rounding_.begin_row(static_cast<uint64_t>(table->first_row + row));
-    update_row(optimizer_, rounding_, task_.weights + table->weights_offset + row * dim, states,
-               sum, dim);
+    update_row(optimizer_, rounding_, access_.weight(*table, row), states, sum, dim);
   }
 
   TORCHREC_EXT_INLINE void sum_gradient(int64_t segment, int64_t dim, float* __restrict__ sum,
                                         float* __restrict__ chunk) const {
-    const int64_t begin = task_.segments->begins[segment];
-    const int64_t end = task_.segments->begins[segment + 1];
+    const int64_t begin = task_.segments.begins[segment];
+    const int64_t end = task_.segments.begins[segment + 1];
     const int64_t long_row = task_.long_rows == nullptr ? -1 : task_.long_rows[segment];
     if (long_row < 0) {
       task_.source.sum_chunk(begin, std::min(begin + kChunk, end), dim, sum);
@@ -133,6 +106,7 @@ class RowRunner {
   const Optimizer& optimizer_;
   Rounding rounding_;
   const UpdateTask<Weight>& task_;
+  Access access_;
 };
 
 }  // namespace torchrec_ext::cpu

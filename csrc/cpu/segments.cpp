@@ -13,61 +13,34 @@ std::unique_ptr<Value[]> uninitialized(int64_t size) {
   return std::unique_ptr<Value[]>(new Value[static_cast<size_t>(size)]);
 }
 
-template <class Index, class Key>
-class KeyBuilder {
- public:
-  KeyBuilder(const Layout& layout, const Batch<Index>& batch, Key* keys,
-             Contributions& contributions)
-      : layout_(layout), batch_(batch), keys_(keys), contributions_(contributions) {}
-
-  BadLookup build() {
-    const int64_t bags = static_cast<int64_t>(layout_.features.size()) * batch_.batch_size;
-    const int64_t slices = slice_count(batch_.lookups);
-    std::vector<BadLookup> bad(static_cast<size_t>(slices));
-    for_each_slice(bags, slices, [&](int64_t slice, int64_t first, int64_t last) {
-      bad[static_cast<size_t>(slice)] = visit_bags(
-          batch_, first, last,
-          [&](int64_t bag, int64_t begin, int64_t end) { return build_bag(bag, begin, end); });
-    });
-    return first_bad(bad);
-  }
-
- private:
-  int64_t build_bag(int64_t bag, int64_t begin, int64_t end) {
-    const Feature& feature = layout_.features[static_cast<size_t>(bag / batch_.batch_size)];
-    const Table& table = layout_.tables[static_cast<size_t>(feature.table)];
-    const int64_t pooled_offset =
-        (bag % batch_.batch_size) * layout_.total_columns + feature.first_column;
+// Calls visit_lookups(bag, feature, table, begin, end) for all bags, in parallel, once their offsets
+// and indices are known to be good.
+template <class Index, class Visit>
+BadLookup visit_checked_bags(const Layout& layout, const Batch<Index>& batch,
+                             const Visit& visit_lookups) {
+  const int64_t bags = static_cast<int64_t>(layout.features.size()) * batch.batch_size;
+  const int64_t slices = slice_count(batch.lookups);
+  std::vector<BadLookup> bad(static_cast<size_t>(slices));
+  const auto visit_bag = [&](int64_t bag, int64_t begin, int64_t end) -> int64_t {
+    const Feature& feature = layout.features[static_cast<size_t>(bag / batch.batch_size)];
+    const Table& table = layout.tables[static_cast<size_t>(feature.table)];
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t index = batch_.indices[i];
-      if (index < 0 || index >= table.rows) {
+      if (batch.indices[i] < 0 || batch.indices[i] >= table.rows) {
         return i;
       }
-      keys_[i] = static_cast<Key>(table.first_row + index);
-      contributions_.gradient_offsets[i] =
-          batch_.pooling == Pooling::kNone ? i * table.dim : pooled_offset;
     }
-    if (contributions_.scales != nullptr) {
-      const float length =
-          batch_.pooling == Pooling::kMean ? static_cast<float>(end - begin) : 1.0f;
-      for (int64_t i = begin; i < end; ++i) {
-        const float weight =
-            batch_.per_sample_weights != nullptr ? batch_.per_sample_weights[i] : 1.0f;
-        contributions_.scales[i] = weight / length;
-      }
-    }
+    visit_lookups(bag, feature, table, begin, end);
     return -1;
-  }
-
-  const Layout& layout_;
-  const Batch<Index>& batch_;
-  Key* keys_;
-  Contributions& contributions_;
-};
+  };
+  for_each_slice(bags, slices, [&](int64_t slice, int64_t first, int64_t last) {
+    bad[static_cast<size_t>(slice)] = visit_bags(batch, first, last, visit_bag);
+  });
+  return first_bad(bad);
+}
 
 // Where the sorted keys change, a segment begins.
 template <class Key>
-void find_segments(const Key* keys, int64_t lookups, Segments& segments) {
+void find_segments(const Key* keys, int64_t lookups, OwnedSegments& segments) {
   const int64_t slices = slice_count(lookups);
   std::vector<int64_t> counts(static_cast<size_t>(slices) + 1, 0);
   const auto begins_segment = [keys](int64_t i) { return i == 0 || keys[i] != keys[i - 1]; };
@@ -97,10 +70,15 @@ void find_segments(const Key* keys, int64_t lookups, Segments& segments) {
 }
 
 template <class Index, class Key>
-BadLookup sort_with_keys(const Layout& layout, const Batch<Index>& batch, Segments& segments,
-                         Contributions& contributions) {
+BadLookup sort_with_keys(const Layout& layout, const Batch<Index>& batch, OwnedSegments& segments) {
   auto keys = uninitialized<Key>(batch.lookups);
-  const BadLookup bad = KeyBuilder<Index, Key>(layout, batch, keys.get(), contributions).build();
+  const auto write_keys = [&](int64_t, const Feature&, const Table& table, int64_t begin,
+                              int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      keys[i] = static_cast<Key>(table.first_row + batch.indices[i]);
+    }
+  };
+  const BadLookup bad = visit_checked_bags(layout, batch, write_keys);
   if (bad.bag >= 0) {
     return bad;
   }
@@ -114,18 +92,42 @@ BadLookup sort_with_keys(const Layout& layout, const Batch<Index>& batch, Segmen
 }  // namespace
 
 template <class Index>
-BadLookup sort_by_row(const Layout& layout, const Batch<Index>& batch, Segments& segments,
-                      Contributions& contributions) {
+BadLookup sort_by_row(const Layout& layout, const Batch<Index>& batch, OwnedSegments& segments) {
+  const bool short_keys = layout.total_rows <= int64_t{std::numeric_limits<uint32_t>::max()};
+  return short_keys ? sort_with_keys<Index, uint32_t>(layout, batch, segments)
+                    : sort_with_keys<Index, uint64_t>(layout, batch, segments);
+}
+
+template <class Index>
+BadLookup find_contributions(const Layout& layout, const Batch<Index>& batch,
+                             Contributions& contributions) {
   contributions.gradient_offsets = uninitialized<int64_t>(batch.lookups);
   if (batch.per_sample_weights != nullptr || batch.pooling == Pooling::kMean) {
     contributions.scales = uninitialized<float>(batch.lookups);
   }
-  const bool short_keys = layout.total_rows <= int64_t{std::numeric_limits<uint32_t>::max()};
-  return short_keys ? sort_with_keys<Index, uint32_t>(layout, batch, segments, contributions)
-                    : sort_with_keys<Index, uint64_t>(layout, batch, segments, contributions);
+  const auto find = [&](int64_t bag, const Feature& feature, const Table& table, int64_t begin,
+                        int64_t end) {
+    const int64_t pooled_offset =
+        (bag % batch.batch_size) * layout.total_columns + feature.first_column;
+    for (int64_t i = begin; i < end; ++i) {
+      contributions.gradient_offsets[i] =
+          batch.pooling == Pooling::kNone ? i * table.dim : pooled_offset;
+    }
+    if (contributions.scales != nullptr) {
+      const float length = batch.pooling == Pooling::kMean ? static_cast<float>(end - begin) : 1.0f;
+      for (int64_t i = begin; i < end; ++i) {
+        const float weight =
+            batch.per_sample_weights != nullptr ? batch.per_sample_weights[i] : 1.0f;
+        contributions.scales[i] = weight / length;
+      }
+    }
+  };
+  return visit_checked_bags(layout, batch, find);
 }
 
-template BadLookup sort_by_row(const Layout&, const Batch<int32_t>&, Segments&, Contributions&);
-template BadLookup sort_by_row(const Layout&, const Batch<int64_t>&, Segments&, Contributions&);
+template BadLookup sort_by_row(const Layout&, const Batch<int32_t>&, OwnedSegments&);
+template BadLookup sort_by_row(const Layout&, const Batch<int64_t>&, OwnedSegments&);
+template BadLookup find_contributions(const Layout&, const Batch<int32_t>&, Contributions&);
+template BadLookup find_contributions(const Layout&, const Batch<int64_t>&, Contributions&);
 
 }  // namespace torchrec_ext::cpu

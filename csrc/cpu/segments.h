@@ -20,9 +20,18 @@ struct Contributions {
 // positions[begins[s]] up to positions[begins[s + 1]], in the order of the batch.
 struct Segments {
   int64_t count = 0;
-  std::unique_ptr<int64_t[]> rows;        // [count]
-  std::unique_ptr<uint32_t[]> begins;     // [count + 1]
-  std::unique_ptr<uint32_t[]> positions;  // [lookups]
+  const int64_t* rows = nullptr;        // [count]
+  const uint32_t* begins = nullptr;     // [count + 1]
+  const uint32_t* positions = nullptr;  // [lookups]
+};
+
+struct OwnedSegments {
+  int64_t count = 0;
+  std::unique_ptr<int64_t[]> rows;
+  std::unique_ptr<uint32_t[]> begins;
+  std::unique_ptr<uint32_t[]> positions;
+
+  Segments view() const { return {count, rows.get(), begins.get(), positions.get()}; }
 };
 
 // A bag whose offsets are bad (position is -1), or a lookup whose index is. bag is -1 where all is
@@ -57,10 +66,14 @@ TORCHREC_EXT_INLINE BadLookup visit_bags(const Batch<Index>& batch, int64_t firs
   return {};
 }
 
-// Sorts the batch's lookups by row, stably, and finds each lookup's contribution. Checks every
-// offset and index; where one is bad, returns it, and the outputs are unspecified.
+// Sorts the batch's lookups by row, stably. Checks every offset and index; where one is bad, returns
+// it, and the output is unspecified.
 template <class Index>
-BadLookup sort_by_row(const Layout& layout, const Batch<Index>& batch, Segments& segments,
-                      Contributions& contributions);
+BadLookup sort_by_row(const Layout& layout, const Batch<Index>& batch, OwnedSegments& segments);
+
+// Finds each lookup's contribution; the same checks.
+template <class Index>
+BadLookup find_contributions(const Layout& layout, const Batch<Index>& batch,
+                             Contributions& contributions);
 
 }  // namespace torchrec_ext::cpu

@@ -13,18 +13,20 @@ namespace torchrec_ext {
 struct ExactAdagrad {
   static constexpr std::array kHyperparameters = {"learning_rate", "eps"};
   static constexpr std::array kStates = {StateInfo{"sum", false}};
-  static constexpr bool kReducesRow = false;
+  static constexpr int kReductions = 0;
+  static constexpr bool kBeginsRow = false;
+  static constexpr bool kCatchesUp = false;
   using Row = NoRow;
 
   float learning_rate;
   float eps;
 
-  explicit ExactAdagrad(const double* h)
+  ExactAdagrad(const double* h, int64_t /*completed_updates*/)
       : learning_rate(static_cast<float>(h[0])), eps(static_cast<float>(h[1])) {}
 
   template <class Visitor>
-  static void select(const double* h, Visitor&& visit) {
-    visit(ExactAdagrad(h));
+  static void select(const double* h, int64_t completed_updates, Visitor&& visit) {
+    visit(ExactAdagrad(h, completed_updates));
   }
 
   TORCHREC_EXT_INLINE float column(float weight, float g, float* states, NoRow) const {

@@ -22,7 +22,9 @@ struct Ftrl {
   static constexpr std::array kHyperparameters = {"learning_rate", "ftrl_beta", "l1_reg", "l2_reg",
                                                   "learning_rate_power"};
   static constexpr std::array kStates = {StateInfo{"linear", false}, StateInfo{"accum", false}};
-  static constexpr bool kReducesRow = false;
+  static constexpr int kReductions = 0;
+  static constexpr bool kBeginsRow = false;
+  static constexpr bool kCatchesUp = false;
   using Row = NoRow;
 
   float inverse_learning_rate;
@@ -31,7 +33,7 @@ struct Ftrl {
   float l2_reg;
   double exponent;
 
-  explicit Ftrl(const double* h)
+  Ftrl(const double* h, int64_t /*completed_updates*/)
       : inverse_learning_rate(static_cast<float>(1.0 / h[0])),
         ftrl_beta(static_cast<float>(h[1])),
         l1_reg(static_cast<float>(h[2])),
@@ -39,11 +41,11 @@ struct Ftrl {
         exponent(-h[4]) {}
 
   template <class Visitor>
-  static void select(const double* h, Visitor&& visit) {
+  static void select(const double* h, int64_t completed_updates, Visitor&& visit) {
     if (h[4] == -0.5) {
-      visit(Ftrl<true>(h));
+      visit(Ftrl<true>(h, completed_updates));
     } else {
-      visit(Ftrl<false>(h));
+      visit(Ftrl<false>(h, completed_updates));
     }
   }
 

@@ -15,14 +15,22 @@ struct StateInfo {
 
 // What an optimizer's header defines. `row_update.h` holds the loop that calls it.
 //
-//   kHyperparameters   names, in the order in which their values arrive
+//   kHyperparameters   names, in the order in which their values h arrive
 //   kStates            in checkpoint order; [rows, D] states come before [rows] states
-//   select(h, visit)   calls visit(optimizer) with the variant that the hyperparameters h choose,
-//   on the host Row                what the columns of one row share; `NoRow` where there is
-//   nothing kReducesRow        whether begin_row needs a sum over the row's columns reduce_term one
-//   column's term of that sum (only if kReducesRow) begin_row          updates the [rows] states,
-//   returns Row (only if kReducesRow) column             takes one column's weight, gradient and
-//   [rows, D] states, updates the states, returns the weight
+//   select(h, completed_updates, visit)
+//                      calls visit(optimizer) with the variant that h chooses, on the host; a variant
+//                      may have more [rows] states at the end
+//   Row                what the columns of one row share; `NoRow` where there is nothing
+//   kReductions        the number of sums over the row's columns that begin_row needs
+//   reduce_term(k, weight, g, states)
+//                      one column's term of sum k, before anything is updated (if kReductions > 0)
+//   kBeginsRow         whether begin_row makes the Row; otherwise common_row() does, if Row is not NoRow
+//   begin_row(totals, dim, states)
+//                      updates the [rows] states and returns the Row
+//   column(weight, g, states, row)
+//                      updates one column's [rows, D] states and returns its new weight
+//   kCatchesUp         whether the updates that a row slept through have a closed form, which
+//                      `catch_up.h` then calls
 struct NoRow {};
 
 template <class Optimizer>
@@ -45,5 +53,6 @@ constexpr bool column_states_come_first() {
 }
 
 inline constexpr int kMaxStates = 4;
+inline constexpr int kMaxReductions = 2;
 
 }  // namespace torchrec_ext

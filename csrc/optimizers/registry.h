@@ -2,10 +2,13 @@
 
 #include <cstdint>
 
+#include "adam.h"
 #include "exact_adagrad.h"
 #include "exact_rowwise_adagrad.h"
 #include "exact_sgd.h"
 #include "ftrl.h"
+#include "lamb.h"
+#include "partial_rowwise_adam.h"
 
 namespace torchrec_ext {
 
@@ -13,10 +16,13 @@ namespace torchrec_ext {
 // struct. The order is the numbering of the ops' `optimizer` argument within one build; nothing
 // stores it.
 #define TORCHREC_EXT_FOR_EACH_OPTIMIZER(X)                                \
-  X(EXACT_SGD, "exact_sgd", ExactSgd)                                     \
+  X(EXACT_SGD, "exact_sgd", ExactSgd<false>)                              \
   X(EXACT_ADAGRAD, "exact_adagrad", ExactAdagrad)                         \
   X(EXACT_ROWWISE_ADAGRAD, "exact_row_wise_adagrad", ExactRowWiseAdagrad) \
-  X(FTRL, "ftrl", Ftrl<true>)
+  X(FTRL, "ftrl", Ftrl<true>)                                             \
+  X(ADAM, "adam", Adam<false>)                                            \
+  X(PARTIAL_ROWWISE_ADAM, "partial_row_wise_adam", PartialRowWiseAdam)    \
+  X(LAMB, "lamb", Lamb)
 
 enum class OptimType : int64_t {
 #define TORCHREC_EXT_MEMBER(member, value, type) member,
@@ -50,6 +56,15 @@ bool visit_optimizer(OptimType optimizer, Visitor&& visit) {
     }
   });
   return found;
+}
+
+// Calls visit(optimizer) with the registered optimizer's variant that the hyperparameters choose.
+template <class Visitor>
+void select_optimizer(OptimType optimizer, const double* hyperparameters, int64_t completed_updates,
+                      Visitor&& visit) {
+  visit_optimizer(optimizer, [&](auto tag) {
+    decltype(tag)::Type::select(hyperparameters, completed_updates, visit);
+  });
 }
 
 }  // namespace torchrec_ext

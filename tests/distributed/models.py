@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+
+from .updates import Update
 
 BATCH_SIZE = 8
 COLUMNS_PER_SHARD = 4
@@ -213,6 +216,17 @@ def read_states(model: DistributedModelParallel) -> dict[str, list[Any]]:
         key: _parts(sharded)
         for states in model.fused_optimizer.state_dict()["state"].values()
         for key, sharded in states.items()
+        if not key.endswith(".step")
+    }
+
+
+def read_steps(model: DistributedModelParallel) -> dict[str, int]:
+    """Every table's step clock in the fused optimizer's state dict."""
+    return {
+        key: int(value)
+        for states in model.fused_optimizer.state_dict()["state"].values()
+        for key, value in states.items()
+        if key.endswith(".step")
     }
 
 
@@ -263,7 +277,7 @@ class Trained:
 def train_unsharded(
     steps: Sequence[Lookups],
     tables: Sequence[Table],
-    update: Mapping[str, Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], None]],
+    update: Mapping[str, Update],
     pooled: bool = True,
     weighted: bool = False,
     gradient_scale: float = 1.0,
@@ -273,14 +287,14 @@ def train_unsharded(
     Args:
         steps: The batches.
         tables: The tables.
-        update: For every table, ``update(weight, gradient, state)`` on the touched rows, in place.
+        update: For every table, the update of the touched rows.
         pooled: Pool as the table says, or one embedding per lookup.
         weighted: Use the per-sample weights.
         gradient_scale: Multiplies every gradient.
     """
     weights = {name: w.double() for name, w in initial_weights(tables).items()}
     states: dict[str, dict[str, torch.Tensor]] = {table.name: {} for table in tables}
-    for step in steps:
+    for number, step in enumerate(steps, start=1):
         leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
         loss = torch.zeros((), dtype=torch.float64)
         for table in tables:
@@ -300,7 +314,8 @@ def train_unsharded(
             touched = sorted({row for bag in bags for row in bag})
             state = states[table.name]
             gradient = leaves[table.name].grad
-            _update_rows(weights[table.name], gradient, touched, state, update[table.name])
+            part = functools.partial(update[table.name], step=number)
+            _update_rows(weights[table.name], gradient, touched, state, part)
     return weights
 
 

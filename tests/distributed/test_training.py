@@ -22,7 +22,16 @@ OPTIMIZERS = {
     OptimType.EXACT_SGD: {"learning_rate": 0.2},
     OptimType.EXACT_ADAGRAD: {"learning_rate": 0.2, "eps": 1e-6},
     OptimType.EXACT_ROWWISE_ADAGRAD: {"learning_rate": 0.2, "eps": 1e-6},
+    OptimType.ADAM: {"learning_rate": 0.1, "eps": 1e-3, "weight_decay": 0.1},
+    OptimType.PARTIAL_ROWWISE_ADAM: {"learning_rate": 0.1, "eps": 1e-3, "weight_decay": 0.1},
+    OptimType.LAMB: {"learning_rate": 0.1, "eps": 1e-3, "weight_decay": 0.1},
 }
+# Their updates look at a whole row, so that a shard of its columns is another optimizer.
+ROW_OPTIMIZERS = (
+    OptimType.EXACT_ROWWISE_ADAGRAD,
+    OptimType.PARTIAL_ROWWISE_ADAM,
+    OptimType.LAMB,
+)
 SHARDS_OF_FIRST_TABLE = {
     "table_wise": 1,
     "column_wise": 2,
@@ -35,7 +44,7 @@ SHARDS_OF_FIRST_TABLE = {
 def _tables(optimizer: OptimType, sharding_type: str, pooled: bool, weighted: bool) -> tuple:
     if not pooled:
         return models.SEQUENCE_TABLES
-    if sharding_type == "grid_shard" and optimizer == OptimType.EXACT_ROWWISE_ADAGRAD:
+    if sharding_type == "grid_shard" and optimizer in ROW_OPTIMIZERS:
         return models.SUM_TABLES[:2]
     return models.SUM_TABLES if weighted or sharding_type == "grid_shard" else models.BAG_TABLES
 
@@ -111,8 +120,7 @@ def test_weighted_bags_equal_the_unsharded_reference(sharding_type):
         (optimizer, sharding_type)
         for optimizer in OPTIMIZERS
         for sharding_type in ("table_wise", "column_wise", "row_wise")
-        # A row-wise accumulator per column shard is another optimizer on two ranks.
-        if (optimizer, sharding_type) != (OptimType.EXACT_ROWWISE_ADAGRAD, "column_wise")
+        if optimizer not in ROW_OPTIMIZERS or sharding_type != "column_wise"
     ],
     ids=str,
 )

@@ -1,29 +1,37 @@
-"""The optimizers' updates in float64 on whole rows, straight from the definitions."""
+"""The optimizers' updates in float64 on the touched rows of a table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from torchrec_ext import OptimType
+from torchrec_ext.optimizers import spec_of
 
-Update = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], None]
+from .. import reference
+
+#: ``update(weight, gradient, state, step)`` in place; states start at zero.
+Update = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], int], None]
 
 
-def update_of(optimizer: OptimType, **hyperparameters: float) -> Update:
-    """``update(weight, gradient, state)`` of an optimizer; states start at zero."""
-    function = {
-        OptimType.EXACT_SGD: _sgd,
-        OptimType.EXACT_ADAGRAD: _adagrad,
-        OptimType.EXACT_ROWWISE_ADAGRAD: _rowwise_adagrad,
-        OptimType.FTRL: _ftrl,
-    }[optimizer]
+def update_of(optimizer: OptimType, **hyperparameters: Any) -> Update:
+    """The update of an optimizer, with the spec's defaults."""
+    spec = spec_of(optimizer)
+    resolved = spec.resolve(hyperparameters)
+    states = spec.states_for(resolved)
+    given = {name: resolved[name] for name in spec.kernel_hyperparameters}
 
     def update(
-        weight: torch.Tensor, gradient: torch.Tensor, state: dict[str, torch.Tensor]
+        weight: torch.Tensor, gradient: torch.Tensor, state: dict[str, torch.Tensor], step: int
     ) -> None:
-        function(weight, gradient, state, **hyperparameters)
+        values = [
+            state.get(s.name, torch.zeros_like(weight[:, 0] if s.rowwise else weight))
+            for s in states
+        ]
+        weight.copy_(reference.UPDATES[optimizer.name](weight, gradient, values, step, **given))
+        state.update({s.name: value for s, value in zip(states, values, strict=True)})
 
     return update
 
@@ -31,69 +39,18 @@ def update_of(optimizer: OptimType, **hyperparameters: float) -> Update:
 def by_column_shard(update: Update, width: int) -> Update:
     """The update of a table split into shards of some columns, each with states of its own.
 
-    It is the same for every optimizer but a row-wise one, whose accumulator is then a mean over the
-    columns of a shard.
+    It is the same for every optimizer that looks at one column only; sums and means over a row are
+    then over the columns of a shard.
     """
 
     def sharded(
-        weight: torch.Tensor, gradient: torch.Tensor, state: dict[str, torch.Tensor]
+        weight: torch.Tensor, gradient: torch.Tensor, state: dict[str, torch.Tensor], step: int
     ) -> None:
         pairs = zip(weight.split(width, 1), gradient.split(width, 1), strict=True)
         for shard, (columns, column_gradient) in enumerate(pairs):
             prefix = f"{shard}."
             own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            update(columns, column_gradient, own)
+            update(columns, column_gradient, own, step)
             state.update({prefix + name: value for name, value in own.items()})
 
     return sharded
-
-
-def _sgd(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: dict[str, torch.Tensor],
-    learning_rate: float,
-) -> None:
-    weight -= learning_rate * gradient
-
-
-def _adagrad(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: dict[str, torch.Tensor],
-    learning_rate: float,
-    eps: float = 1e-8,
-) -> None:
-    state["sum"] = state.get("sum", torch.zeros_like(weight)) + gradient.square()
-    weight -= learning_rate * gradient / (state["sum"].sqrt() + eps)
-
-
-def _rowwise_adagrad(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: dict[str, torch.Tensor],
-    learning_rate: float,
-    eps: float = 1e-8,
-) -> None:
-    before = state.get("sum", torch.zeros(len(weight), dtype=weight.dtype))
-    state["sum"] = before + gradient.square().mean(1)
-    weight -= learning_rate * gradient / (state["sum"].sqrt() + eps).unsqueeze(1)
-
-
-def _ftrl(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: dict[str, torch.Tensor],
-    learning_rate: float,
-    ftrl_beta: float = 0.0,
-    l1_reg: float = 0.0,
-    l2_reg: float = 0.0,
-) -> None:
-    accum = state.get("accum", torch.zeros_like(weight))
-    state["accum"] = accum + gradient.square()
-    sigma = (state["accum"].sqrt() - accum.sqrt()) / learning_rate
-    linear = state.get("linear", torch.zeros_like(weight)) + gradient - sigma * weight
-    state["linear"] = linear
-    denominator = (ftrl_beta + state["accum"].sqrt()) / learning_rate + l2_reg
-    weight.copy_((linear.sign() * l1_reg - linear) / denominator)
-    weight[linear.abs() <= l1_reg] = 0.0

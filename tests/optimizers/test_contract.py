@@ -69,7 +69,7 @@ def test_equals_float64_reference(optimizer, pooling, weighted, index_dtype) -> 
     start = random_tables(SHAPES)
     fill(module, start)
     tables, states = [table.double() for table in start], _reference_states(module)
-    for _ in range(5):
+    for step in range(1, 6):
         batch = random_batch(
             ROWS, 6, 5, pooling=pooling, weighted=weighted, index_dtype=index_dtype
         )
@@ -85,6 +85,7 @@ def test_equals_float64_reference(optimizer, pooling, weighted, index_dtype) -> 
             FEATURE_TABLES,
             batch,
             gradient,
+            step,
             **HYPERPARAMETERS[optimizer],
         )
         _compare(module, tables, states, 2e-5)
@@ -114,6 +115,7 @@ def test_without_pooling(optimizer, seed, examples, longest) -> None:
         feature_tables,
         batch,
         gradient,
+        1,
         **HYPERPARAMETERS[optimizer],
     )
     _compare(module, tables, states, 2e-5)

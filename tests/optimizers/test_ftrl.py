@@ -126,7 +126,7 @@ def test_single_updates_from_random_states(power, setting, seeded) -> None:
     gradient = torch.randn(rows, dim) * 10.0 ** torch.randint(-4, 1, (rows, 1))
     hyperparameters = {"learning_rate": 0.1, "learning_rate_power": power, **setting}
     states = [linear.double(), accum.double()]
-    expected = reference.ftrl(weight.double(), gradient.double(), states, **hyperparameters)
+    expected = reference.ftrl(weight.double(), gradient.double(), states, 1, **hyperparameters)
     _update(weight, gradient, linear, accum, **hyperparameters)
     # Where |linear| is within rounding of l1, either side of the threshold is right.
     l1 = setting["l1_reg"]
@@ -147,7 +147,7 @@ def test_trajectories(power, setting) -> None:
     hyperparameters = {"learning_rate": 0.1, "learning_rate_power": power, **setting}
     for _ in range(200):
         gradient = torch.randn(rows, dim)
-        expected = reference.ftrl(expected, gradient.double(), states, **hyperparameters)
+        expected = reference.ftrl(expected, gradient.double(), states, 1, **hyperparameters)
         _update(weight, gradient, linear, accum, **hyperparameters)
         # At the threshold the two may differ by what the threshold cuts off, which is no more.
         assert relative_error(weight, expected) <= 5e-5

@@ -104,6 +104,12 @@ def test_a_changed_state_is_found_and_nan_is_worst() -> None:
 def test_what_has_no_counterpart() -> None:
     with pytest.raises(NoCounterpartError, match="no FTRL.*float64 reference"):
         Description(MIXED, OptimType.FTRL)
+    with pytest.raises(NoCounterpartError, match="ADAM runs on GPUs only"):
+        Description(MIXED, OptimType.ADAM)
+    with pytest.raises(NoCounterpartError, match="weight_decay=0.1.*leave it at 0.0"):
+        Description(MIXED, OptimType.EXACT_ROWWISE_ADAGRAD, {"weight_decay": 0.1})
+    with pytest.raises(NoCounterpartError, match="momentum=0.9"):
+        Description(MIXED, OptimType.EXACT_SGD, {"momentum": 0.9})
     with pytest.raises(NoCounterpartError, match="does not divide"):
         Description(MIXED, OptimType.EXACT_SGD, weighted=True, pooling="mean")
 

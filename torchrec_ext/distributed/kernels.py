@@ -21,7 +21,6 @@ from torchrec.distributed.batched_embedding_kernel import (
     ENABLE_RAW_EMBEDDING_STREAMING_STR,
     BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
-    EmbeddingFusedOptimizer,
     _populate_res_params,
 )
 from torchrec.distributed.embedding_types import (
@@ -31,6 +30,7 @@ from torchrec.distributed.embedding_types import (
 from torchrec.distributed.types import ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
+from torchrec_ext.distributed.fused_optimizer import FusedOptimizer
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
 
@@ -47,7 +47,7 @@ class FusedEmbeddingBagKernel(BatchedFusedEmbeddingBag):
     ) -> None:
         super(BatchedFusedEmbeddingBag, self).__init__(config, pg, device, sharding_type)
         self._emb_module = _build_module(self, device, self._pooling)
-        self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
+        self._optim = FusedOptimizer(config, self._emb_module, pg)
         self.init_parameters()
 
 
@@ -62,7 +62,7 @@ class FusedEmbeddingKernel(BatchedFusedEmbedding):
     ) -> None:
         super(BatchedFusedEmbedding, self).__init__(config, pg, device)
         self._emb_module = _build_module(self, device, PoolingMode.NONE)
-        self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
+        self._optim = FusedOptimizer(config, self._emb_module, pg)
         self.init_parameters()
 
 

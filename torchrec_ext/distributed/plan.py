@@ -9,6 +9,7 @@ on every rank, before a kernel is built.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
@@ -17,7 +18,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
 
 from torchrec_ext.optim_type import OptimType
-from torchrec_ext.optimizers import spec_of
+from torchrec_ext.optimizers import State, spec_of
 
 HOST_KERNELS = (EmbeddingComputeKernel.FUSED.value,)
 CUDA_KERNELS = (
@@ -130,7 +131,7 @@ def _grid_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | No
         shard.shard_sizes[0] == table.num_embeddings
         for shard in info.param_sharding.sharding_spec.shards
     )
-    if whole and any(state.rowwise for state in spec_of(optimizer).states):
+    if whole and any(state.rowwise for state in states_of(info.fused_params)):
         return (
             f"table {table.name!r}: {table.num_embeddings} rows fit into one shard; under "
             f"grid_shard TorchRec cannot describe the row-wise state of OptimType.{optimizer.name} "
@@ -159,6 +160,11 @@ def _host_problem(table: str, sharding: ParameterSharding) -> str | None:
     return None
 
 
+def states_of(fused_params: Mapping[str, Any]) -> tuple[State, ...]:
+    """The states of a table with one of our optimizers, whose ``fused_params`` are settled."""
+    return spec_of(fused_params["optimizer"]).states_for(fused_params)
+
+
 def check_reshard(
     infos: Mapping[str, list[EmbeddingShardingInfo]], changed: Mapping[str, ParameterSharding]
 ) -> None:
@@ -178,7 +184,9 @@ def check_reshard(
         optimizer = (info.fused_params or {}).get("optimizer")
         if info.embedding_config.name not in changed or not isinstance(optimizer, OptimType):
             continue
-        states = [state.name for state in spec_of(optimizer).states]
+        states = [state.name for state in states_of(info.fused_params)]
+        if spec_of(optimizer).saves_step(info.fused_params):
+            states.append("step")
         if len(states) > 1:
             raise NotImplementedError(
                 f"table {info.embedding_config.name!r}: reshard() moves the first state of a table "

@@ -8,12 +8,34 @@ from __future__ import annotations
 
 from torchrec_ext import _C
 from torchrec_ext.optim_type import OPTIM_TYPES, OptimType
-from torchrec_ext.optimizers import exact_adagrad, exact_rowwise_adagrad, exact_sgd, ftrl
-from torchrec_ext.optimizers.spec import Hyperparameter, HyperparameterError, OptimizerSpec, State
+from torchrec_ext.optimizers import (
+    adam,
+    exact_adagrad,
+    exact_rowwise_adagrad,
+    exact_sgd,
+    ftrl,
+    lamb,
+    partial_rowwise_adam,
+)
+from torchrec_ext.optimizers.hyperparameter import (
+    Choice,
+    Flag,
+    Hyperparameter,
+    HyperparameterError,
+)
+from torchrec_ext.optimizers.spec import OptimizerSpec, State
 
 SPECS: dict[OptimType, OptimizerSpec] = {
     module.SPEC.optimizer: module.SPEC
-    for module in (exact_sgd, exact_adagrad, exact_rowwise_adagrad, ftrl)
+    for module in (
+        exact_sgd,
+        exact_adagrad,
+        exact_rowwise_adagrad,
+        ftrl,
+        adam,
+        partial_rowwise_adam,
+        lamb,
+    )
 }
 
 
@@ -38,7 +60,7 @@ def _check_against_extension() -> None:
             f"the extension has {sorted(registered)}, the specs {sorted(SPECS, key=str)}"
         )
     for optimizer, spec in SPECS.items():
-        states = tuple((state.name, state.rowwise) for state in spec.states)
+        states = tuple((state.name, state.rowwise) for state in spec.states if state.when is None)
         found = {"hyperparameters": spec.kernel_hyperparameters, "states": states}
         if registered[optimizer.name] != found:
             raise ImportError(
@@ -51,6 +73,8 @@ _check_against_extension()
 
 __all__ = [
     "SPECS",
+    "Choice",
+    "Flag",
     "Hyperparameter",
     "HyperparameterError",
     "OptimizerSpec",

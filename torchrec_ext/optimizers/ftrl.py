@@ -2,7 +2,8 @@
 
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers.common import INITIAL_ACCUMULATOR_VALUE
-from torchrec_ext.optimizers.spec import Hyperparameter, OptimizerSpec, State
+from torchrec_ext.optimizers.hyperparameter import Hyperparameter
+from torchrec_ext.optimizers.spec import OptimizerSpec, State
 
 SPEC = OptimizerSpec(
     optimizer=OptimType.FTRL,

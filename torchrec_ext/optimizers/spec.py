@@ -2,70 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 from torchrec_ext.optim_type import OptimType
+from torchrec_ext.optimizers.hyperparameter import (
+    Choice,
+    Flag,
+    Hyperparameter,
+    HyperparameterError,
+)
 
-
-class HyperparameterError(ValueError):
-    """A hyperparameter is unknown, out of range, of the wrong type, or given twice."""
-
-
-@dataclass(frozen=True)
-class Hyperparameter:
-    """One hyperparameter: its name, default and legal range.
-
-    Attributes:
-        name: The keyword in ``fused_params`` and in
-            :class:`~torchrec_ext.tbe.TableBatchedEmbeddingBags`.
-        default: The value where none is given.
-        minimum: The least legal value, itself legal unless ``above_minimum``.
-        maximum: The greatest legal value.
-        above_minimum: Whether the value must be greater than ``minimum``.
-        aliases: Other keywords for the same hyperparameter.
-        in_kernel: Whether the C++ update reads it. The others only choose initial states.
-    """
-
-    name: str
-    default: float
-    minimum: float = -math.inf
-    maximum: float = math.inf
-    above_minimum: bool = False
-    aliases: tuple[str, ...] = ()
-    in_kernel: bool = True
-
-    @property
-    def legal_range(self) -> str:
-        """The legal values, as text for messages."""
-        if self.minimum == -math.inf:
-            return (
-                "a finite number"
-                if self.maximum == math.inf
-                else f"a finite number <= {self.maximum:g}"
-            )
-        lower = f"a finite number {'>' if self.above_minimum else '>='} {self.minimum:g}"
-        return lower if self.maximum == math.inf else f"{lower} and <= {self.maximum:g}"
-
-    def validate(self, value: Any, keyword: str, optimizer: OptimType) -> float:
-        """Returns ``value`` as a float.
-
-        Raises:
-            HyperparameterError: The value is no real number, NaN, infinite or outside of the legal
-                range.
-        """
-        number = (
-            float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-        )
-        legal = math.isfinite(number) and self.minimum <= number <= self.maximum
-        if not legal or (self.above_minimum and number == self.minimum):
-            raise HyperparameterError(
-                f"{optimizer.name}: {keyword}={value!r} is not legal; it must be {self.legal_range}"
-            )
-        return number
+AnyHyperparameter = Hyperparameter | Flag | Choice
 
 
 @dataclass(frozen=True)
@@ -76,11 +26,13 @@ class State:
         name: Its name in checkpoints.
         rowwise: Shape ``[rows]`` where true, ``[rows, D]`` otherwise.
         initial: The hyperparameter that holds its initial value, or None for zero.
+        when: Whether the state exists with given hyperparameters; None: always.
     """
 
     name: str
     rowwise: bool = False
     initial: str | None = None
+    when: Callable[[Mapping[str, Any]], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -90,16 +42,21 @@ class OptimizerSpec:
     Attributes:
         optimizer: The enum's member.
         hyperparameters: Those that the C++ update reads come first, in its order.
-        states: In checkpoint order, which is the C++ update's order.
+        states: In checkpoint order, which is the C++ update's order; those that always exist come
+            first.
         ignored: Keywords that are accepted without effect, each with the reason.
+        translate: Rewrites keywords of other libraries into this spec's, before anything else.
+        saves_step: Whether the update depends on the step clock, which checkpoints then hold.
         check: Checks that involve several hyperparameters; raises :class:`HyperparameterError`.
     """
 
     optimizer: OptimType
-    hyperparameters: tuple[Hyperparameter, ...]
+    hyperparameters: tuple[AnyHyperparameter, ...]
     states: tuple[State, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
-    check: Callable[[Mapping[str, float]], None] | None = None
+    translate: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    saves_step: Callable[[Mapping[str, Any]], bool] = lambda hyperparameters: False
+    check: Callable[[Mapping[str, Any]], None] | None = None
 
     @property
     def kernel_hyperparameters(self) -> tuple[str, ...]:
@@ -107,33 +64,42 @@ class OptimizerSpec:
         return tuple(h.name for h in self.hyperparameters if h.in_kernel)
 
     @property
-    def keywords(self) -> dict[str, Hyperparameter]:
+    def keywords(self) -> dict[str, AnyHyperparameter]:
         """Every accepted keyword, aliases included."""
         return {keyword: h for h in self.hyperparameters for keyword in (h.name, *h.aliases)}
 
+    def kernel_values(self, hyperparameters: Mapping[str, Any]) -> list[float]:
+        """The values of :attr:`kernel_hyperparameters`, as the C++ update gets them."""
+        return [
+            h.kernel_value(hyperparameters[h.name]) for h in self.hyperparameters if h.in_kernel
+        ]
+
+    def states_for(self, hyperparameters: Mapping[str, Any]) -> tuple[State, ...]:
+        """The states that exist with these hyperparameters."""
+        return tuple(
+            state for state in self.states if state.when is None or state.when(hyperparameters)
+        )
+
     def resolve(
-        self, given: Mapping[str, Any], base: Mapping[str, float] | None = None
-    ) -> dict[str, float]:
+        self, given: Mapping[str, Any], base: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Completes and validates hyperparameters.
 
         Args:
             given: Keywords and values, aliases allowed.
-            base: The values of hyperparameters that are not given; the defaults where None.
+            base: The values in force, of hyperparameters that are not given; the defaults where
+                None.
 
         Returns:
             Every hyperparameter by its own name, in the spec's order.
 
         Raises:
-            HyperparameterError: A keyword is unknown, given under two names, or its value is not
-                legal.
+            HyperparameterError: A keyword is unknown, given under two names, its value is not
+                legal, or it would change what is fixed in ``base``.
         """
-        values = (
-            dict(base) if base is not None else {h.name: h.default for h in self.hyperparameters}
-        )
+        values = {h.name: h.default if base is None else base[h.name] for h in self.hyperparameters}
         spelled: dict[str, str] = {}
-        for keyword, value in given.items():
-            if keyword in self.ignored:
-                continue
+        for keyword, value in self._translated(given).items():
             hyperparameter = self._find(keyword)
             if hyperparameter.name in spelled:
                 raise HyperparameterError(
@@ -141,16 +107,37 @@ class OptimizerSpec:
                     "names of the same hyperparameter; give one of them"
                 )
             spelled[hyperparameter.name] = keyword
-            values[hyperparameter.name] = hyperparameter.validate(value, keyword, self.optimizer)
+            valid = hyperparameter.validate(value, keyword, self.optimizer)
+            if base is not None and hyperparameter.fixed and valid != base[hyperparameter.name]:
+                raise HyperparameterError(
+                    f"{self.optimizer.name}: {keyword}={value!r} cannot replace "
+                    f"{base[hyperparameter.name]!r} in a built module; build a new one"
+                )
+            values[hyperparameter.name] = valid
         if self.check is not None:
             self.check(values)
+        if base is not None and self.states_for(values) != self.states_for(base):
+            raise HyperparameterError(
+                f"{self.optimizer.name}: {dict(given)} needs other optimizer states than the built "
+                "module has; build a new one"
+            )
         return values
 
-    def initial_value(self, state: State, hyperparameters: Mapping[str, float]) -> float:
+    def initial_value(self, state: State, hyperparameters: Mapping[str, Any]) -> float:
         """The value that every element of ``state`` starts from."""
         return 0.0 if state.initial is None else hyperparameters[state.initial]
 
-    def _find(self, keyword: str) -> Hyperparameter:
+    def _translated(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        keywords = dict(given) if self.translate is None else self.translate(dict(given))
+        for keyword in keywords.keys() & self.ignored.keys():
+            warnings.warn(
+                f"{self.optimizer.name} ignores {keyword}={keywords.pop(keyword)!r}: "
+                f"{self.ignored[keyword]}",
+                stacklevel=3,
+            )
+        return keywords
+
+    def _find(self, keyword: str) -> AnyHyperparameter:
         hyperparameter = self.keywords.get(keyword)
         if hyperparameter is None:
             raise HyperparameterError(

@@ -15,6 +15,15 @@ from torchrec_ext.optimizers import spec_of
 Pooling = Literal["sum", "mean", "none"]
 Precision = Literal["fp32", "fp16"]
 
+#: FBGEMM has them on GPUs only.
+_GPU_ONLY = (OptimType.ADAM, OptimType.PARTIAL_ROWWISE_ADAM, OptimType.LAMB)
+#: The hyperparameters that FBGEMM's CPU backward reads.
+_CPU_HYPERPARAMETERS: dict[OptimType, tuple[str, ...]] = {
+    OptimType.EXACT_SGD: ("learning_rate",),
+    OptimType.EXACT_ADAGRAD: ("learning_rate", "eps"),
+    OptimType.EXACT_ROWWISE_ADAGRAD: ("learning_rate", "eps"),
+}
+
 
 class NoCounterpartError(ValueError):
     """FBGEMM has nothing to compare with."""
@@ -86,6 +95,7 @@ class Description:
                 f"FBGEMM has no {self.optimizer.name}: there is no twin to compare with; the "
                 "float64 reference in tests/reference.py is what it is tested against"
             )
+        self._check_hyperparameters()
         if self.weighted and self.pooling == "mean":
             raise NoCounterpartError(
                 "weighted=True with pooling='mean': FBGEMM's CPU backward does not divide by the "
@@ -97,7 +107,25 @@ class Description:
         for what, values in (("tables", names), ("features", self.features)):
             if len(set(values)) != len(values) or not values:
                 raise ValueError(f"{what} must have unique names, but are {values}")
-        spec_of(self.optimizer).resolve(self.hyperparameters)
+
+    def _check_hyperparameters(self) -> None:
+        spec = spec_of(self.optimizer)
+        resolved = spec.resolve(self.hyperparameters)
+        read = _CPU_HYPERPARAMETERS.get(self.optimizer, spec.kernel_hyperparameters)
+        if self.optimizer in _GPU_ONLY:
+            raise NoCounterpartError(
+                f"FBGEMM's {self.optimizer.name} runs on GPUs only: on the CPU there is no twin to "
+                "compare with; the float64 reference in tests/reference.py is what it is tested "
+                "against"
+            )
+        for hyperparameter in spec.hyperparameters:
+            name = hyperparameter.name
+            shared = name in read or name == "initial_accumulator_value"
+            if not shared and resolved[name] != hyperparameter.default:
+                raise NoCounterpartError(
+                    f"{name}={resolved[name]!r}: FBGEMM's {self.optimizer.name} has no {name} on "
+                    f"the CPU; leave it at {hyperparameter.default!r}"
+                )
 
     @property
     def features(self) -> list[str]:
@@ -113,7 +141,9 @@ class Description:
     def fbgemm_hyperparameters(self) -> dict[str, Any]:
         """The hyperparameters that FBGEMM's constructor takes."""
         resolved = spec_of(self.optimizer).resolve(self.hyperparameters)
-        names = spec_of(self.optimizer).kernel_hyperparameters
+        names = _CPU_HYPERPARAMETERS.get(
+            self.optimizer, spec_of(self.optimizer).kernel_hyperparameters
+        )
         return {name: resolved[name] for name in names}
 
     @property

@@ -1,0 +1,175 @@
+"""A module in time: hyperparameters, step clock, and the rows that sleep through steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrec_ext import ops
+from torchrec_ext.optim_type import OptimType
+from torchrec_ext.optimizer_states import OptimizerStates
+from torchrec_ext.sleeping_rows import HISTORY_LIMIT, Series, SleepingRows
+
+
+class OptimizerClock(OptimizerStates):
+    """The part of our module that owns the clock and the hyperparameters.
+
+    The clock (the buffer ``iter``) counts completed updates: it advances when a backward has
+    updated the tables, whatever the batch held, and at no other time.
+    """
+
+    optim_type: OptimType
+    rounding_seed: int
+    _table_layout: Tensor
+    _kernel_hyperparameters: list[float]
+    _sleeping: SleepingRows | None
+
+    @property
+    def hyperparameters(self) -> Mapping[str, Any]:
+        """The hyperparameters in force; :meth:`update_hyper_parameters` changes them."""
+        return MappingProxyType(self._hyperparameters)
+
+    @property
+    def saves_step(self) -> bool:
+        """Whether the update depends on the clock, so that checkpoints must hold it."""
+        return self._spec.saves_step(self._hyperparameters)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Sets the learning rate of the next update.
+
+        Raises:
+            HyperparameterError: The optimizer does not allow the value.
+        """
+        self.update_hyper_parameters({"learning_rate": lr})
+
+    def get_learning_rate(self) -> float:
+        """The learning rate, exactly as it was set."""
+        return self._hyperparameters["learning_rate"]
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Changes hyperparameters from the next update on. States are not touched.
+
+        In dense mode, changes of other hyperparameters than ``learning_rate`` and ``weight_decay``
+        bring all rows up to date first.
+
+        Args:
+            params_dict: Values by name; ``lr`` is the learning rate.
+
+        Raises:
+            HyperparameterError: A name is unknown or a value is not legal; nothing was changed.
+        """
+        resolved = self._spec.resolve(params_dict, base=self._hyperparameters)
+        if self._sleeping is not None and _shape(resolved) != _shape(self._hyperparameters):
+            self.flush()
+            self._sleeping.restart(int(self.iter), Series.of(self.optim_type, resolved))
+        self._set_hyperparameters(resolved)
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Sets the number of completed updates; the next update is number ``step + 1``.
+
+        Raises:
+            ValueError: ``step`` is negative.
+        """
+        if step < 0:
+            raise ValueError(
+                f"tables {self.table_labels}: step={step} is not legal; it must be an integer >= 0"
+            )
+        self.flush()
+        self.iter.fill_(step)
+        if self._sleeping is not None:
+            self._sleeping.restart(step)
+
+    def flush(self) -> None:
+        """Brings weights and states up to date: sleeping rows, and FBGEMM's cache."""
+        if self._sleeping is not None:
+            self._wake(None)
+            self._sleeping.restart(int(self.iter))
+        super().flush()
+
+    def reset_optimizer_states(
+        self, table: int | str | None = None, rows: Tensor | Iterable[int] | None = None
+    ) -> None:
+        """See :meth:`~torchrec_ext.optimizer_states.OptimizerStates.reset_optimizer_states`."""
+        if self._sleeping is not None:
+            self.flush()
+        super().reset_optimizer_states(table, rows)
+
+    def _start_clock(self) -> None:
+        self.register_buffer("iter", self.iter, persistent=True)
+        self._sleeping = None
+        if self._hyperparameters.get("sparse_mode") == "dense":
+            series = Series.of(self.optim_type, self._hyperparameters)
+            self._sleeping = SleepingRows(self.total_hash_size, series, int(self.iter))
+            self.register_state_dict_pre_hook(_flush_before_saving)
+            self.register_load_state_dict_post_hook(_restart_after_loading)
+
+    def _set_hyperparameters(self, resolved: dict[str, Any]) -> None:
+        self._hyperparameters = resolved
+        self._kernel_hyperparameters = self._spec.kernel_values(resolved)
+        self._set_learning_rate(resolved["learning_rate"])  # FBGEMM's own copy, in float32
+
+    @torch.no_grad()
+    def _wake(self, rows: Tensor | None) -> None:
+        """Catches rows up to the clock; None: all rows."""
+        if self._sleeping is None or self.total_hash_size == 0:
+            return
+        self._follow_loaded_clock()
+        history = self._sleeping.history
+        ops.catch_up(
+            self.weights_host,
+            self._state_buffers(),
+            self._sleeping.row_steps,
+            self._table_layout,
+            rows,
+            history=history.values,
+            history_start=history.start,
+            window=history.window,
+            now=history.now,
+            optimizer=self.optim_type,
+            hyperparameters=self._kernel_hyperparameters,
+            stochastic_rounding=self.stochastic_rounding,
+            seed=self.rounding_seed,
+        )
+
+    def _follow_loaded_clock(self, completed: int = 0) -> None:
+        """Restarts the history where a checkpoint was loaded into ``iter``.
+
+        Its weights and states were flushed before, as this module's were by ``state_dict()``.
+        """
+        assert self._sleeping is not None
+        now = int(self.iter) - completed
+        if self._sleeping.history.now != now:
+            self._sleeping.restart(now)
+
+    def _complete_update(self, segments: Sequence[Tensor]) -> None:
+        """Advances the clock after an update of the rows in ``segments``."""
+        self.iter += 1
+        if self._sleeping is None:
+            return
+        self._follow_loaded_clock(completed=1)
+        values = self._hyperparameters
+        gain = values["momentum"] if values.get("nesterov", False) else 1.0
+        self._sleeping.history.append(values["learning_rate"], values["weight_decay"], gain)
+        if segments:
+            self._sleeping.row_steps[segments[0]] = int(self.iter)
+        if len(self._sleeping.history) >= HISTORY_LIMIT:
+            self.flush()
+
+
+def _shape(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What the closed form of a sleep holds constant."""
+    per_update = ("learning_rate", "weight_decay", "dampening")
+    return {name: value for name, value in hyperparameters.items() if name not in per_update}
+
+
+def _flush_before_saving(module: OptimizerClock, *_: object) -> None:
+    module.flush()
+
+
+def _restart_after_loading(module: OptimizerClock, *_: object) -> None:
+    assert module._sleeping is not None
+    module._sleeping.restart(int(module.iter))
