@@ -227,7 +227,11 @@ def test_learning_rate_round_trips_exactly() -> None:
 
 
 BAD_VALUES: list[tuple[dict[str, Any], str]] = [
-    ({"learning_rate": 0.0}, "learning_rate=0.0 .* > 0"),
+    ({"learning_rate": 0.0}, "learning_rate=0.0 .*>= 1e-18.*eta_min"),
+    ({"learning_rate": 1e-40}, "learning_rate=1e-40"),
+    ({"l1_reg": 1e300}, "l1_reg=1e\\+300"),
+    ({"learning_rate": 1e300, "l1_reg": 7.0}, "learning_rate=1e\\+300"),
+    ({"learning_rate_power": -100.0}, "learning_rate_power=-100.0"),
     ({"learning_rate": math.nan}, "learning_rate=nan"),
     ({"lr": math.inf}, "lr=inf"),
     ({"learning_rate": "0.1"}, "learning_rate='0.1'"),
@@ -277,6 +281,12 @@ def _specs(rows: int = 3, dim: int = 4, device: ComputeDevice = ComputeDevice.CP
         (_specs(device=ComputeDevice.CUDA), {}, ValueError, "CPU kernels only"),
         (_specs(), {"weights_precision": SparseType.BF16}, ValueError, "FP32 or FP16"),
         (_specs(), {"gradient_clipping": True, "max_gradient": -1.0}, ValueError, "max_gradient"),
+        (_specs(), {"max_gradient": 0.5}, ValueError, "no effect without gradient_clipping=True"),
+        (_specs(), {"gradient_clipping": "no"}, ValueError, "gradient_clipping='no'"),
+        (_specs() * 2, {"table_names": ["a"]}, ValueError, "1 names for 2 tables"),
+        (_specs() * 2, {"feature_table_map": [1]}, ValueError, "every one of the 2 tables"),
+        (_specs() * 2, {"feature_table_map": [0, 5]}, ValueError, r"feature_table_map=\[0, 5\]"),
+        (_specs(), {"rounding_seed": "a"}, ValueError, "rounding_seed='a'"),
     ],
 )
 def test_bad_constructor_arguments(specs, keywords, error, message) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torchrec_ext import ops
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizer_states import OptimizerStates
+from torchrec_ext.optimizers import HyperparameterError
 from torchrec_ext.sleeping_rows import HISTORY_LIMIT, Series, SleepingRows
 
 
@@ -62,7 +63,10 @@ class OptimizerClock(OptimizerStates):
         Raises:
             HyperparameterError: A name is unknown or a value is not legal; nothing was changed.
         """
-        resolved = self._spec.resolve(params_dict, base=self._hyperparameters)
+        try:
+            resolved = self._spec.resolve(params_dict, base=self._hyperparameters)
+        except HyperparameterError as error:
+            raise HyperparameterError(f"tables {self.table_labels}: {error}") from error
         if self._sleeping is not None and _shape(resolved) != _shape(self._hyperparameters):
             self.flush()
             self._sleeping.restart(int(self.iter), Series.of(self.optim_type, resolved))
@@ -74,7 +78,7 @@ class OptimizerClock(OptimizerStates):
         Raises:
             ValueError: ``step`` is negative.
         """
-        if step < 0:
+        if not isinstance(step, int) or step < 0:
             raise ValueError(
                 f"tables {self.table_labels}: step={step} is not legal; it must be an integer >= 0"
             )

@@ -70,8 +70,10 @@ class TableBatchedEmbeddingBags(OptimizerClock):
         spec = spec_of(optimizer)
         fbgemm_keywords, hyperparameters = split_keywords(spec, keywords)
         resolved = spec.resolve(hyperparameters)
+        if not isinstance(rounding_seed, int):
+            raise ValueError(f"rounding_seed={rounding_seed!r} is not legal; it must be an integer")
         max_gradient = max_gradient_of(fbgemm_keywords)
-        check_tables(embedding_specs, fbgemm_keywords)
+        check_tables(embedding_specs, feature_table_map, fbgemm_keywords)
         super().__init__(
             list(embedding_specs),
             feature_table_map,

@@ -18,7 +18,7 @@ from torchrec_ext.optimizers import OptimizerSpec
 
 # Keywords of FBGEMM's constructor that belong to its optimizers. They never reach FBGEMM: the
 # chosen optimizer's spec has them, or they are an error.
-_FBGEMM_OPTIMIZER_KEYWORDS = frozenset(
+FBGEMM_OPTIMIZER_KEYWORDS = frozenset(
     (
         "beta1",
         "beta2",
@@ -39,9 +39,9 @@ _FBGEMM_OPTIMIZER_KEYWORDS = frozenset(
         "weight_decay_mode",
     )
 )
-_FBGEMM_KEYWORDS = (
+FBGEMM_KEYWORDS = (
     frozenset(inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters)
-    - _FBGEMM_OPTIMIZER_KEYWORDS
+    - FBGEMM_OPTIMIZER_KEYWORDS
     - {"self"}
 )
 
@@ -54,10 +54,10 @@ def split_keywords(
     Raises:
         TypeError: A keyword is neither, and no hyperparameter of FBGEMM's optimizers either.
     """
-    fbgemm = {name: value for name, value in keywords.items() if name in _FBGEMM_KEYWORDS}
+    fbgemm = {name: value for name, value in keywords.items() if name in FBGEMM_KEYWORDS}
     hyperparameters = {name: value for name, value in keywords.items() if name not in fbgemm}
     for name, value in hyperparameters.items():
-        known = name in spec.keywords or name in spec.ignored or name in _FBGEMM_OPTIMIZER_KEYWORDS
+        known = name in spec.keywords or name in spec.ignored or name in FBGEMM_OPTIMIZER_KEYWORDS
         if not known:
             raise TypeError(
                 f"{name}={value!r} is neither a keyword of FBGEMM's module nor a hyperparameter of "
@@ -70,26 +70,55 @@ def max_gradient_of(fbgemm_keywords: Mapping[str, Any]) -> float:
     """The bound on the output gradient's elements; infinity without ``gradient_clipping``.
 
     Raises:
-        ValueError: ``max_gradient`` is not a number >= 0.
+        ValueError: ``max_gradient`` is not a number >= 0 or has no effect, or ``gradient_clipping``
+            is no bool.
     """
+    clips = fbgemm_keywords.get("gradient_clipping", False)
+    if not isinstance(clips, bool):
+        raise ValueError(f"gradient_clipping={clips!r} is not legal; it must be True or False")
     value = fbgemm_keywords.get("max_gradient", 1.0)
     if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0.0:
         raise ValueError(f"max_gradient={value!r} is not legal; it must be a number >= 0")
-    return float(value) if fbgemm_keywords.get("gradient_clipping", False) else math.inf
+    if not clips and "max_gradient" in fbgemm_keywords:
+        raise ValueError(
+            f"max_gradient={value!r} has no effect without gradient_clipping=True; give both"
+        )
+    return float(value) if clips else math.inf
+
+
+def check_feature_table_map(feature_table_map: Sequence[int] | None, names: Sequence[str]) -> None:
+    """Checks which table each feature reads.
+
+    Raises:
+        ValueError: A feature reads a table that there is not, or a table has no feature.
+    """
+    if feature_table_map is None:
+        return
+    read = list(feature_table_map)
+    if set(read) != set(range(len(names))):
+        raise ValueError(
+            f"feature_table_map={read} must name every one of the {len(names)} tables "
+            f"{list(names)} by its number, at least once"
+        )
 
 
 def check_tables(
     embedding_specs: Sequence[tuple[int, int, Any, ComputeDevice]],
+    feature_table_map: Sequence[int] | None,
     fbgemm_keywords: Mapping[str, Any],
 ) -> None:
-    """Checks dims, devices and the weights' precision.
+    """Checks features, dims, devices and the weights' precision.
 
     Raises:
         ValueError: One of them is not supported.
     """
-    names = fbgemm_keywords.get("table_names") or [str(t) for t in range(len(embedding_specs))]
+    count = len(embedding_specs)
     if not embedding_specs:
         raise ValueError("embedding_specs is empty; give at least one table")
+    names = fbgemm_keywords.get("table_names") or [str(t) for t in range(count)]
+    if len(names) != count:
+        raise ValueError(f"table_names={list(names)} are {len(names)} names for {count} tables")
+    check_feature_table_map(feature_table_map, names)
     for name, (rows, dim, _, device) in zip(names, embedding_specs, strict=True):
         if rows < 0 or dim <= 0 or dim % 4 != 0:
             raise ValueError(

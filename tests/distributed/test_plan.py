@@ -38,7 +38,7 @@ from .ranks import run_on_ranks
 
 FTRL = {"optimizer": OptimType.FTRL, "learning_rate": 0.1}
 REFUSED_KERNELS = [
-    kernel.value for kernel in EmbeddingComputeKernel if kernel.value not in plan.CUDA_KERNELS
+    kernel.value for kernel in EmbeddingComputeKernel if kernel.value not in plan.KERNELS
 ]
 SHARDERS = {
     (True, "ours"): EmbeddingBagCollectionSharder,
@@ -123,6 +123,9 @@ def test_the_optimizer_of_a_class_is_not_dropped_either(whose):
         _apply_optimizer_in_backward(
             optim.FTRL, model.ebc.embedding_bags["t1"].parameters(), {"lr": 0.1}
         )
+        _apply_optimizer_in_backward(
+            torch.optim.SGD, model.ebc.embedding_bags["t2"].parameters(), {"lr": 0.1}
+        )
         sharder = SHARDERS[True, whose]()
         sharding_plan = models.plan_for(model, [sharder], "table_wise")
         sharding_plan.plan["ebc"]["t0"].compute_kernel = "dense"
@@ -166,7 +169,7 @@ def test_the_factories_are_the_last_line_of_defence(pooled, kernel):
     lookup = SimpleNamespace(_need_prefetch=False)
     owner = GroupedPooledEmbeddingsLookup if pooled else GroupedEmbeddingsLookup
     arguments = (config, None, None, None, None) if pooled else (config, None, None, None)
-    word = "data_parallel" if kernel.value in plan.CUDA_KERNELS else kernel.value
+    word = "data_parallel" if kernel.value in plan.KERNELS else kernel.value
     with pytest.raises(PlanError, match=f"table 't0'.*'{word}'"):
         owner._create_embedding_kernel(lookup, *arguments)
 

@@ -197,6 +197,30 @@ def test_a_class_of_ours_does_not_inherit_hyperparameters_of_fbgemms_optimizer()
     assert found["t1"][0] == found["t2"][0] == "FBGEMM EXACT_ADAGRAD"
 
 
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_table_without_an_optimizer_beside_one_of_ours_is_refused(pooled):
+    def build() -> None:
+        tables = models.BAG_TABLES if pooled else models.SEQUENCE_TABLES
+        model = models.Model(tables, pooled)
+        _apply_optimizer_in_backward(optim.FTRL, _parameters(model, "t0"), {"lr": 0.5})
+        _shard(model, SHARDERS[pooled, "ours"](), tables)
+
+    with pytest.raises(HyperparameterError, match=r"tables \['t1', 't2'\]: no optimizer"):
+        run_on_ranks(1, build)
+
+
+@pytest.mark.parametrize("optimizer", ["ftrl", optim.FTRL, "EXACT_SGD"])
+def test_a_sharder_takes_no_other_optimizers(optimizer):
+    with pytest.raises(TypeError, match="neither a torchrec_ext.OptimType nor"):
+        EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
+
+
+def test_a_sharder_takes_no_hyperparameters_of_ours_without_an_optimizer():
+    with pytest.raises(TypeError, match="l1_reg without an optimizer would be dropped"):
+        EmbeddingBagCollectionSharder({"l1_reg": 0.1, "learning_rate": 0.1})
+    EmbeddingBagCollectionSharder({"learning_rate": 0.1, "eps": 1e-8})
+
+
 def test_two_collections_under_one_sharder_keep_their_optimizers():
     class TwoCollections(torch.nn.Module):
         def __init__(self) -> None:

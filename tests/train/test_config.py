@@ -79,6 +79,13 @@ def test_overrides_are_applied_in_order_and_create_sections(base: str) -> None:
     assert config.name == "other"
 
 
+def test_texts_that_look_like_numbers_survive_a_round_trip(base: str, tmp_path: Path) -> None:
+    config = load_config(Config, base, ['name="1e5"'])
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(dump_config(config))
+    assert load_config(Config, str(copy)).name == "1e5"
+
+
 def test_aliases_of_hyperparameters_are_accepted(base: str) -> None:
     config = load_config(Config, base, ["optimizer={type: ftrl, ftrl_l1_reg: 3}"])
     assert config.optimizer.hyperparameters["l1_reg"] == 3.0

@@ -76,6 +76,13 @@ def test_mistakes_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert "unique names" in _error(
         capfd, BARE, "tables=[{name: a, rows: 3, dim: 4, features: [x, x]}]"
     )
+    assert "needs tables of one dim" in _error(capfd, BARE, "pooling=none")
+    assert "cannot be built: table 'item'" in _error(
+        capfd, SHARDED, "sharding_type=grid_shard", "pooling=mean", "weighted=false"
+    )
+    huge = "tables=[{name: a, rows: 2000000000, dim: 2048}]"
+    assert "cannot be built" in _error(capfd, BARE, huge)
+    assert "tables[0].name" in _error(capfd, BARE, "tables=[{name: a.b, rows: 3, dim: 4}]")
     assert "weighted=True" in _error(capfd, BARE, "weighted=true", "pooling=mean")
 
 

@@ -91,7 +91,7 @@ def apply_override(content: dict[str, Any], override: str) -> None:
 def dump_config(config: Section) -> str:
     """Write a configuration with every default as YAML that ``load_config`` reads back."""
     content = config.model_dump(mode="json", exclude_none=True)
-    return yaml.safe_dump(content, sort_keys=False)
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False)
 
 
 def explain(error: ValidationError, kind: type[Section]) -> str:
@@ -202,8 +202,13 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which quotes the texts that :class:`_Loader` would read as numbers."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )

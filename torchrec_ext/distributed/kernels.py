@@ -23,10 +23,7 @@ from torchrec.distributed.batched_embedding_kernel import (
     BatchedFusedEmbeddingBag,
     _populate_res_params,
 )
-from torchrec.distributed.embedding_types import (
-    GroupedEmbeddingConfig,
-    compute_kernel_to_embedding_location,
-)
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.types import ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
@@ -101,13 +98,10 @@ def _placement(
     config: GroupedEmbeddingConfig, device: torch.device | None
 ) -> tuple[list[EmbeddingLocation], list[ComputeDevice]]:
     tables = config.embedding_tables
-    if device is not None and device.type == "cuda":
-        locations = [compute_kernel_to_embedding_location(table.compute_kernel) for table in tables]
-        return locations, [ComputeDevice.CUDA] * len(tables)
     if device is not None and device.type not in ("cpu", "meta"):
         names = [table.name for table in tables]
         raise NotImplementedError(
-            f"tables {names}: torchrec_ext has kernels for cpu and cuda, not for {device.type!r}"
+            f"tables {names}: torchrec_ext has kernels for the CPU only, not for {device.type!r}"
         )
     return [EmbeddingLocation.HOST] * len(tables), [ComputeDevice.CPU] * len(tables)
 

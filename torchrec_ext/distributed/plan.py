@@ -20,12 +20,8 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers import State, spec_of
 
-HOST_KERNELS = (EmbeddingComputeKernel.FUSED.value,)
-CUDA_KERNELS = (
-    EmbeddingComputeKernel.FUSED.value,
-    EmbeddingComputeKernel.FUSED_UVM.value,
-    EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
-)
+# The compute kernels that honour our optimizers.
+KERNELS = (EmbeddingComputeKernel.FUSED.value,)
 # Every sharding type that splits a table into shards with one owner each.
 SHARDING_TYPES = (
     ShardingType.TABLE_WISE.value,
@@ -43,20 +39,15 @@ class PlanError(ValueError):
     """A sharding plan under which a table would not be trained by its fused optimizer."""
 
 
-def kernels_for(compute_device_type: str) -> list[str]:
-    """The compute kernels that honour our optimizers on a device type ("cpu", "cuda", ...)."""
-    return list(CUDA_KERNELS if compute_device_type == "cuda" else HOST_KERNELS)
-
-
 def kernel_problem(table: str, optimizer: OptimType, compute_kernel: str) -> str | None:
     """Says what is wrong with a table's compute kernel, and the constraint that puts it right."""
-    if compute_kernel in CUDA_KERNELS:
+    if compute_kernel in KERNELS:
         return None
     return (
         f"table {table!r}: compute kernel {compute_kernel!r} does not run "
         f"OptimType.{optimizer.name}, it would drop or replace the fused optimizer; set "
-        f"ParameterConstraints(compute_kernels={list(HOST_KERNELS)}) for it (on CUDA also "
-        f"{list(CUDA_KERNELS[1:])}), or compute_kernel='fused' in a plan written by hand"
+        f"ParameterConstraints(compute_kernels={list(KERNELS)}) for it, or compute_kernel='fused' "
+        "in a plan written by hand"
     )
 
 
@@ -68,7 +59,7 @@ def sharding_type_problem(table: str, optimizer: OptimType, sharding_type: str) 
         f"table {table!r}: sharding type {sharding_type!r} does not run "
         f"OptimType.{optimizer.name}, every rank would train a copy of the table without it; set "
         f"ParameterConstraints(sharding_types={list(SHARDING_TYPES[:4])}, "
-        f"compute_kernels={list(HOST_KERNELS)}) for it"
+        f"compute_kernels={list(KERNELS)}) for it"
     )
 
 

@@ -23,7 +23,9 @@ class _OptimizerAware(BaseEmbeddingSharder[ModuleT], Generic[ModuleT]):
 
     def __init__(self, fused_params: dict[str, Any] | None = None, **keywords: Any) -> None:
         # A copy: TorchRec and FBGEMM add keys of their own.
-        super().__init__(None if fused_params is None else dict(fused_params), **keywords)
+        given = None if fused_params is None else dict(fused_params)
+        table_optimizers.check_shared(given or {})
+        super().__init__(given, **keywords)
         self._tables_have_ours = False
         hook.install()
 
@@ -53,7 +55,7 @@ class _OptimizerAware(BaseEmbeddingSharder[ModuleT], Generic[ModuleT]):
         """The compute kernels that honour the optimizer, TorchRec's own list if it is not ours."""
         if not self._ours():
             return super().compute_kernels(sharding_type, compute_device_type)
-        return plan.kernels_for(compute_device_type)
+        return list(plan.KERNELS)
 
     def shard(
         self,
@@ -98,6 +100,10 @@ class EmbeddingBagCollectionSharder(_OptimizerAware, embeddingbag.EmbeddingBagCo
             that has no optimizer of its own, e.g. ``{"optimizer": OptimType.FTRL,
             "learning_rate": 0.1}``. Copied.
         **keywords: TorchRec's other keywords.
+
+    Raises:
+        TypeError: ``optimizer`` in ``fused_params`` is neither an ``OptimType`` nor FBGEMM's
+            ``EmbOptimType``, or is missing beside hyperparameters that only ours have.
     """
 
     more_cpu_sharding_types = (

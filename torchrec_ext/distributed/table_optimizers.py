@@ -9,18 +9,24 @@ and clear up what the merge leaves behind.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed import batched_embedding_kernel
 from torchrec.distributed.embedding_sharding import USE_ONE_TBE_PER_TABLE, EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.fused_params import FUSED_PARAM_SSD_TABLE_LIST
 
 from torchrec_ext.optim import FusedOptimizer
 from torchrec_ext.optim_type import OptimType
-from torchrec_ext.optimizers import HyperparameterError, spec_of
-from torchrec_ext.tbe_arguments import _FBGEMM_OPTIMIZER_KEYWORDS, split_keywords
+from torchrec_ext.optimizers import SPECS, HyperparameterError, spec_of
+from torchrec_ext.tbe_arguments import (
+    FBGEMM_KEYWORDS,
+    FBGEMM_OPTIMIZER_KEYWORDS,
+    split_keywords,
+)
 
 # Neither hyperparameters nor keywords of FBGEMM's module: keywords of ours, and keys that TorchRec
 # takes out of ``fused_params`` before a module sees them.
@@ -82,6 +88,29 @@ def shown_to_torchrec(module: torch.nn.Module) -> Iterator[None]:
             parameter._optimizer_kwargs = keywords
 
 
+def check_shared(fused_params: Mapping[str, Any]) -> None:
+    """Checks the ``optimizer`` of a sharder's ``fused_params``.
+
+    Raises:
+        TypeError: It is neither an ``OptimType`` nor an ``EmbOptimType``, or is missing beside
+            hyperparameters that FBGEMM does not have.
+    """
+    optimizer = fused_params.get("optimizer")
+    if optimizer is not None and not isinstance(optimizer, OptimType | EmbOptimType):
+        raise TypeError(
+            f"fused_params: optimizer={optimizer!r} is neither a torchrec_ext.OptimType nor "
+            "FBGEMM's EmbOptimType; give e.g. OptimType.FTRL (classes such as "
+            "torchrec_ext.optim.FTRL are for _apply_optimizer_in_backward)"
+        )
+    names = {name for spec in SPECS.values() for name in spec.keywords}
+    ours = sorted(fused_params.keys() & (names - FBGEMM_KEYWORDS - FBGEMM_OPTIMIZER_KEYWORDS))
+    if optimizer is None and ours:
+        raise TypeError(
+            f"fused_params: {', '.join(ours)} without an optimizer would be dropped; add "
+            '"optimizer": OptimType.FTRL, or whichever they belong to'
+        )
+
+
 def settle(infos: Iterable[EmbeddingShardingInfo], shared: Mapping[str, Any] | None) -> None:
     """Settles each table's merged ``fused_params``: one optimizer, only its hyperparameters, all.
 
@@ -93,8 +122,10 @@ def settle(infos: Iterable[EmbeddingShardingInfo], shared: Mapping[str, Any] | N
         shared: The sharder's ``fused_params``.
 
     Raises:
-        HyperparameterError: Names the tables, the hyperparameter, its value and the legal range.
+        HyperparameterError: Names the tables, the hyperparameter, its value and the legal range; or
+            the tables that have no optimizer beside one of ours.
     """
+    infos = list(infos)
     settled: list[tuple[EmbeddingShardingInfo, dict[str, Any]]] = []
     tables_by_error: dict[str, list[str]] = {}
     for info in infos:
@@ -106,8 +137,26 @@ def settle(infos: Iterable[EmbeddingShardingInfo], shared: Mapping[str, Any] | N
         raise HyperparameterError(
             "\n".join(f"{named(tables)}: {error}" for error, tables in tables_by_error.items())
         )
+    _check_nobody_is_left_out(settled)
     for info, fused_params in settled:
         info.fused_params = fused_params
+
+
+def _check_nobody_is_left_out(
+    settled: Sequence[tuple[EmbeddingShardingInfo, Mapping[str, Any]]],
+) -> None:
+    """FBGEMM would train a table that has no optimizer with SGD and a learning rate of .01."""
+    without = [
+        info.embedding_config.name
+        for info, fused_params in settled
+        if fused_params.get("optimizer") is None
+        and info.param_sharding.compute_kernel != EmbeddingComputeKernel.DENSE.value
+    ]
+    if without and any(isinstance(given.get("optimizer"), OptimType) for _, given in settled):
+        raise HyperparameterError(
+            f"{named(without)}: no optimizer, beside tables that have one of torchrec_ext; apply "
+            "one with _apply_optimizer_in_backward, or give the sharder fused_params for the rest"
+        )
 
 
 def named(tables: list[str]) -> str:
@@ -142,7 +191,7 @@ def _without_inherited(
 ) -> dict[str, Any]:
     """Merged ``fused_params`` less the hyperparameters that come from the sharder alone."""
     optimizer = shared.get("optimizer")
-    names = set(_FBGEMM_OPTIMIZER_KEYWORDS)
+    names = set(FBGEMM_OPTIMIZER_KEYWORDS)
     if isinstance(optimizer, OptimType):
         names |= spec_of(optimizer).keywords.keys()
     return {key: value for key, value in merged.items() if key in own or key not in names}

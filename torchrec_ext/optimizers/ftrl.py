@@ -9,12 +9,16 @@ SPEC = OptimizerSpec(
     optimizer=OptimType.FTRL,
     hyperparameters=(
         Hyperparameter(
-            "learning_rate", default=0.01, minimum=0.0, above_minimum=True, aliases=("lr",)
+            "learning_rate",
+            default=0.01,
+            minimum=1e-18,
+            aliases=("lr",),
+            hint="FTRL divides by it: end a schedule above 0, e.g. with eta_min",
         ),
         Hyperparameter("ftrl_beta", default=0.0, minimum=0.0),
         Hyperparameter("l1_reg", default=0.0, minimum=0.0, aliases=("ftrl_l1_reg",)),
         Hyperparameter("l2_reg", default=0.0, minimum=0.0, aliases=("ftrl_l2_reg",)),
-        Hyperparameter("learning_rate_power", default=-0.5, maximum=0.0),
+        Hyperparameter("learning_rate_power", default=-0.5, minimum=-4.0, maximum=0.0),
         INITIAL_ACCUMULATOR_VALUE,
     ),
     states=(State("linear"), State("accum", initial="initial_accumulator_value")),

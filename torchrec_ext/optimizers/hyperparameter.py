@@ -11,6 +11,9 @@ from typing import Any
 
 from torchrec_ext.optim_type import OptimType
 
+#: Beyond it, squares and reciprocals leave float32's range.
+FLOAT32_SAFE = 1e18
+
 
 class HyperparameterError(ValueError):
     """A hyperparameter is unknown, out of range, of the wrong type, or given twice."""
@@ -30,16 +33,18 @@ class Hyperparameter:
         below_maximum: Whether the value must be less than ``maximum``.
         aliases: Other keywords for the same hyperparameter.
         in_kernel: Whether the C++ update reads it. The others only choose initial states.
+        hint: What to do instead, for the error about an illegal value.
     """
 
     name: str
     default: float
-    minimum: float = -math.inf
-    maximum: float = math.inf
+    minimum: float = -FLOAT32_SAFE
+    maximum: float = FLOAT32_SAFE
     above_minimum: bool = False
     below_maximum: bool = False
     aliases: tuple[str, ...] = ()
     in_kernel: bool = True
+    hint: str = ""
 
     #: Whether the value must stay what it was when the module was built.
     fixed = False
@@ -47,12 +52,10 @@ class Hyperparameter:
     @property
     def legal_values(self) -> str:
         """The legal values, as text for messages."""
-        bounds = []
-        if self.minimum > -math.inf:
-            bounds.append(f"{'>' if self.above_minimum else '>='} {self.minimum:g}")
-        if self.maximum < math.inf:
-            bounds.append(f"{'<' if self.below_maximum else '<='} {self.maximum:g}")
-        return " ".join(["a finite number", " and ".join(bounds)]).strip()
+        least = f"{'>' if self.above_minimum else '>='} {self.minimum:g}"
+        most = f"{'<' if self.below_maximum else '<='} {self.maximum:g}"
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"a finite number {least} and {most}{hint}"
 
     def validate(self, value: Any, keyword: str, optimizer: OptimType) -> float:
         """Returns ``value`` as a float.

@@ -44,7 +44,7 @@ class SyntheticData(_DataSection):
     dataset: Literal["synthetic"]
     examples: Count = 20_000
     features: Count = 8
-    rows: Count = 1_000
+    rows: int = Field(1_000, ge=1, le=10_000_000)
     bag: Count = 2
     zipf: float = Field(1.05, ge=0, le=100)
     informative: float = Field(0.2, ge=0, le=1)

@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 from tqdm import tqdm
 
-from torchrec_ext.command.errors import UserError
+from torchrec_ext.command.errors import AgreedError, UserError
 from torchrec_ext.command.ranks import Ranks, StopRequest
 from torchrec_ext.train.config import Config
 from torchrec_ext.train.data import Batch, RankSlices, Split
@@ -159,7 +159,7 @@ class Trainer:
         mean = total / self._ranks.world_size
         self.history.losses.append(mean)
         if not math.isfinite(mean):
-            raise UserError(
+            raise AgreedError(  # every rank has the same mean
                 f"the loss became {mean} in step {len(self.history.losses)}; lower the learning "
                 "rates of optimizer, deep_optimizer or dense_optimizer"
             )

@@ -34,7 +34,7 @@ _INDEX_DTYPE = {"int32": torch.int32, "int64": torch.int64}
 class TableConfig(Section):
     """One table; ``features`` defaults to the table's name."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(pattern=r"^[^.]+$")  # TorchRec makes a submodule's name of it
     rows: Count
     dim: Dim
     features: list[str] = Field(default_factory=list)
@@ -134,10 +134,12 @@ def compare_halves(config: ParityConfig, ranks: Ranks) -> int:
 
 def _build(config: ParityConfig, ranks: Ranks) -> BareTwin | ShardedTwin:
     description = config.description()
-    if config.sharding_type is not None:
-        return ShardedTwin(description, config.sharding_type)
-    if ranks.world_size > 1:
-        raise UserError(
-            f"sharding_type: missing; {ranks.world_size} ranks need one, such as row_wise"
-        )
-    return BareTwin(description)
+    try:
+        if config.sharding_type is not None:
+            return ShardedTwin(description, config.sharding_type)
+        if ranks.world_size == 1:
+            return BareTwin(description)
+    # Whatever FBGEMM, TorchRec or the allocator object to lies in the configuration.
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise UserError(f"the twin cannot be built: {' '.join(str(error).split())}") from error
+    raise UserError(f"sharding_type: missing; {ranks.world_size} ranks need one, such as row_wise")

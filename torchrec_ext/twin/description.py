@@ -103,6 +103,8 @@ class Description:
             )
         if self.weighted and self.pooling == "none":
             raise ValueError("weighted=True needs pooling='sum'")
+        if self.pooling == "none" and len({table.dim for table in self.tables}) > 1:
+            raise ValueError("pooling='none' needs tables of one dim")
         names = [table.name for table in self.tables]
         for what, values in (("tables", names), ("features", self.features)):
             if len(set(values)) != len(values) or not values:
