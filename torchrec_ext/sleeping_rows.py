@@ -82,8 +82,10 @@ class History:
         """See the class."""
         self.series = series
         slowest = max(series.ratio, series.eps_ratio)
-        faded = math.log(_FADED) / math.log(slowest) if 0.0 < slowest < 1.0 else math.inf
-        self.window = 1 if slowest == 0.0 else int(min(math.ceil(faded), HISTORY_LIMIT))
+        self.window = HISTORY_LIMIT
+        if slowest < 1.0:
+            faded = math.log(_FADED) / math.log(slowest) if slowest > 0.0 else 1.0
+            self.window = min(math.ceil(faded), HISTORY_LIMIT)
         distances = np.arange(self.window, 0, -1, dtype=np.float64)
         self._ratios = series.ratio**distances
         self._eps_ratios = series.eps_ratio**distances

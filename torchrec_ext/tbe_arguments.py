@@ -14,7 +14,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from torchrec_ext.optimizers import OptimizerSpec
+from torchrec_ext.optimizers import SPECS, OptimizerSpec
 
 # Keywords of FBGEMM's constructor that belong to its optimizers. They never reach FBGEMM: the
 # chosen optimizer's spec has them, or they are an error.
@@ -52,13 +52,13 @@ def split_keywords(
     """Splits a constructor's keywords into FBGEMM's and the optimizer's hyperparameters.
 
     Raises:
-        TypeError: A keyword is neither, and no hyperparameter of FBGEMM's optimizers either.
+        TypeError: A keyword is neither, and no hyperparameter of another optimizer either.
     """
     fbgemm = {name: value for name, value in keywords.items() if name in FBGEMM_KEYWORDS}
     hyperparameters = {name: value for name, value in keywords.items() if name not in fbgemm}
+    known = FBGEMM_OPTIMIZER_KEYWORDS.union(*(s.keywords.keys() | s.ignored for s in SPECS.values()))
     for name, value in hyperparameters.items():
-        known = name in spec.keywords or name in spec.ignored or name in FBGEMM_OPTIMIZER_KEYWORDS
-        if not known:
+        if name not in known:
             raise TypeError(
                 f"{name}={value!r} is neither a keyword of FBGEMM's module nor a hyperparameter of "
                 f"{spec.optimizer.name}, which has {', '.join(sorted(spec.keywords))}"
