@@ -1,4 +1,4 @@
-"""``sparse_mode="dense"``: what a dense optimizer does to every row, done to the rows that are read."""
+"""``sparse_mode="dense"``: what a dense optimizer does to all rows, done when a row is read."""
 
 from __future__ import annotations
 

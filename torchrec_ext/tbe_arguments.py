@@ -56,7 +56,9 @@ def split_keywords(
     """
     fbgemm = {name: value for name, value in keywords.items() if name in FBGEMM_KEYWORDS}
     hyperparameters = {name: value for name, value in keywords.items() if name not in fbgemm}
-    known = FBGEMM_OPTIMIZER_KEYWORDS.union(*(s.keywords.keys() | s.ignored for s in SPECS.values()))
+    known = set(FBGEMM_OPTIMIZER_KEYWORDS)
+    for each in SPECS.values():
+        known |= each.keywords.keys() | each.ignored.keys()
     for name, value in hyperparameters.items():
         if name not in known:
             raise TypeError(

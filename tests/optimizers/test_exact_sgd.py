@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from torchrec_ext import OptimType
-
 from torchrec_ext.optimizers import HyperparameterError
 
 from ..modules import fill, make_module, relative_error, single_step

@@ -1,5 +1,6 @@
 """TorchRec integration: the hook, our kernels, sharders that honour the optimizer, plan checks."""
 
+from torchrec_ext.distributed.fused_optimizer import state_step
 from torchrec_ext.distributed.hook import install, uninstall
 from torchrec_ext.distributed.patching import UnsupportedTorchRecError
 from torchrec_ext.distributed.plan import PlanError
@@ -14,5 +15,6 @@ __all__ = [
     "PlanError",
     "UnsupportedTorchRecError",
     "install",
+    "state_step",
     "uninstall",
 ]

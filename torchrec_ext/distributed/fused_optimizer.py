@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torchrec.distributed.batched_embedding_kernel import EmbeddingFusedOptimizer
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
 
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
@@ -21,6 +21,9 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
     Where the optimizer's update depends on the step clock, every table has the state
     ``<table>.step``: the completed updates, int64 ``[1]``, the same on every rank and for every
     sharding plan.
+
+    TorchRec combines many of these into one and then reads and writes ``state`` directly, so this
+    is where rows are brought up to date, and ``post_load_state_dict`` where the clock is set.
     """
 
     def __init__(
@@ -30,83 +33,105 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
         pg: dist.ProcessGroup | None,
     ) -> None:
         """Reads the module's states; see ``EmbeddingFusedOptimizer``."""
+        self.module = module
+        self.stated_step: int | None = None
         super().__init__(config, module, pg)
-        self._module = module
-        self._stated_step: int | None = None
+        # By parameter, because TorchRec puts prefixes before the names in ``params`` later on.
+        self.step_names: dict[Any, str] = {}
         if module.saves_step:
             for name, weight in self.params.items():
-                table = name.removesuffix(".weight")
-                self.state[weight][f"{table}{_STEP}"] = module.iter
+                self.step_names[weight] = name.removesuffix(".weight") + _STEP
+                self._state[weight][self.step_names[weight]] = module.iter
 
-    def state_step(self, step: int) -> None:
-        """States the clock of a checkpoint that does not hold it, such as one of FBGEMM's ADAM.
-
-        From here to the next :meth:`load_state_dict`, :meth:`state_dict` has no ``step``, so that
-        such a checkpoint fits; the load then sets the clock to ``step``.
-
-        Raises:
-            ValueError: ``step`` is negative.
-        """
-        if step < 0:
-            raise ValueError(f"step={step} is not legal; it must be an integer >= 0")
-        self._stated_step = step
-
-    def state_dict(self) -> dict[str, Any]:
-        """TorchRec's state dict, with every row up to date."""
-        self._module.flush()
-        state_dict = super().state_dict()
-        if self._stated_step is not None:
-            state_dict["state"] = {
-                key: {name: value for name, value in states.items() if not name.endswith(_STEP)}
-                for key, states in state_dict["state"].items()
-            }
-        return state_dict
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads states and clock.
-
-        Raises:
-            ValueError: A table's ``step`` is missing and was not stated, or tables of this group
-                disagree about it. Nothing was loaded.
-        """
-        self._module.flush()
-        if not self._module.saves_step:
-            super().load_state_dict(state_dict)
-            self._module.set_optimizer_step(int(self._module.iter))
-            return
-        step = self._step_of(state_dict["state"])
-        with_step = {
-            key: {**states, **self._step_states(key, step)}
-            for key, states in state_dict["state"].items()
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """The states by parameter, every row up to date; without ``step`` while one is stated."""
+        self.module.flush()
+        if self.stated_step is None:
+            return self._state
+        return {
+            weight: {name: value for name, value in states.items() if not name.endswith(_STEP)}
+            for weight, states in self._state.items()
         }
-        super().load_state_dict({**state_dict, "state": with_step})
-        self._stated_step = None
-        self._module.iter.fill_(step)
-        self._module.set_optimizer_step(step)
 
-    def _step_states(self, key: str, step: int) -> dict[str, torch.Tensor]:
-        states = self.state[self.params[key]] if key in self.params else {}
-        value = torch.full_like(self._module.iter, step)
-        return {name: value for name in states if name.endswith(_STEP)}
+    @state.setter
+    def state(self, state: dict[Any, dict[str, Any]]) -> None:
+        self._state = state
 
-    def _step_of(self, states_by_key: Mapping[str, Any]) -> int:
-        steps = {
-            name.removesuffix(_STEP): int(value)
-            for states in states_by_key.values()
-            for name, value in states.items()
-            if name.endswith(_STEP)
-        }
-        if self._stated_step is not None and not steps:
-            return self._stated_step
-        missing = [table for table in self._module.table_labels if table not in steps]
-        if missing:
-            raise ValueError(
-                f"tables {sorted(set(missing))}: the checkpoint has no step, which OptimType."
-                f"{self._module.optim_type.name} needs; if FBGEMM wrote it, call state_step(n) on "
-                "the fused optimizer first, with the number of updates that had been done"
-            )
-        if len(set(steps.values())) > 1:
-            raise ValueError(
-                f"the checkpoint has different steps for tables that are updated together: {steps}"
-            )
-        return next(iter(steps.values()))
+    def post_load_state_dict(self) -> None:
+        """Goes on from the loaded clock."""
+        step = int(self.module.iter) if self.stated_step is None else self.stated_step
+        self.stated_step = None
+        self.module.set_optimizer_step(step)
+
+
+def state_step(optimizer: KeyedOptimizer, step: int) -> None:
+    """States the clock of a checkpoint that does not hold it, such as one of FBGEMM's ADAM.
+
+    Until the next ``load_state_dict``, ``optimizer.state_dict()`` has no ``step``, so that such a
+    checkpoint fits; the load then sets the clocks to ``step``.
+
+    Args:
+        optimizer: ``model.fused_optimizer``, or an optimizer that contains it.
+        step: The updates that had been done when the checkpoint was written.
+
+    Raises:
+        ValueError: ``step`` is negative, or no table's optimizer depends on the clock.
+    """
+    if not isinstance(step, int) or step < 0:
+        raise ValueError(f"step={step!r} is not legal; it must be an integer >= 0")
+    clocks = list(_with_clock(optimizer))
+    if not clocks:
+        raise ValueError("no table here has an optimizer with a step clock; leave this call out")
+    for clock in clocks:
+        clock.stated_step = step
+
+
+def check_steps(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> None:
+    """Checks the clocks in a state dict that is about to be loaded.
+
+    Raises:
+        ValueError: A table's ``step`` is missing and was not stated, is there although it was, or
+            tables that are updated together disagree about it.
+    """
+    key_of = {id(weight): key for key, weight in optimizer.params.items()}
+    given = state_dict.get("state", {})
+    for clock in _with_clock(optimizer):
+        steps: dict[str, int | None] = {}
+        for weight, name in clock.step_names.items():
+            step = given.get(key_of[id(weight)], {}).get(name)
+            steps[name.removesuffix(_STEP)] = None if step is None else int(step)
+        _check_group(clock, steps)
+
+
+def _check_group(clock: FusedOptimizer, steps: Mapping[str, int | None]) -> None:
+    name = clock.module.optim_type.name
+    missing = sorted(table for table, step in steps.items() if step is None)
+    if clock.stated_step is not None and len(missing) < len(steps):
+        raise ValueError(
+            f"state_step({clock.stated_step}) was called, but the checkpoint has steps of its own: "
+            f"{dict(steps)}; leave the call out"
+        )
+    if missing and clock.stated_step is None:
+        raise ValueError(
+            f"tables {missing}: the checkpoint has no step, which OptimType.{name} needs; if "
+            "FBGEMM wrote it, first call torchrec_ext.distributed.state_step(fused_optimizer, "
+            "step) with the number of updates that had been done"
+        )
+    if len(set(steps.values())) > 1:
+        raise ValueError(
+            "the checkpoint has different steps for tables that are updated together: "
+            f"{dict(steps)}"
+        )
+
+
+def _with_clock(optimizer: Any) -> Iterator[FusedOptimizer]:
+    """Ours among the optimizers that one is made of, as far as they depend on the clock."""
+    if isinstance(optimizer, FusedOptimizer):
+        if optimizer.module.saves_step:
+            yield optimizer
+    elif isinstance(optimizer, CombinedOptimizer):
+        for _, part in optimizer.optimizers:
+            yield from _with_clock(part)
+    elif isinstance(optimizer, OptimizerWrapper):
+        yield from _with_clock(optimizer._optimizer)

@@ -2,8 +2,9 @@
 
 Two factories build the kernel of a group of tables and choose it by compute kernel alone; ours look
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
-to read our optimizer classes and to refuse a plan before any rank has built anything. The last
-moves a table between ranks and would lose states.
+to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
+table between ranks and would lose states; the last loads optimizer states, and would not say that
+a clock is missing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from torchrec.distributed.embedding_lookup import (
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBag, ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
+from torchrec.optim.keyed import KeyedOptimizer
 
 from torchrec_ext.distributed import patching, plan, table_optimizers
+from torchrec_ext.distributed.fused_optimizer import check_steps
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
 from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.optim_type import OptimType
@@ -166,6 +169,15 @@ def _single_bag(original: Function) -> Function:
     return create
 
 
+def _checked_load(original: Function) -> Function:
+    @functools.wraps(original)
+    def load_state_dict(self: Any, state_dict: Any) -> Any:
+        check_steps(self, state_dict)
+        return original(self, state_dict)
+
+    return load_state_dict
+
+
 def _checked_infos(
     original: Function,
     cls: type,
@@ -241,4 +253,5 @@ SEAMS = (
         ("self", "changed_sharding_params", "env", "device"),
         _reshard,
     ),
+    Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
 )
