@@ -120,6 +120,21 @@ def test_the_clock_fits_any_number_of_ranks(sparse_mode, tmp_path: Path) -> None
     assert resumed[0][2] == {f"t{t}.step": 20 for t in range(3)}
 
 
+def test_state_dict_alone_brings_rows_up_to_date() -> None:
+    def compare() -> None:
+        sharded = _sharded({**ADAM, "sparse_mode": "dense"}, "row_wise")
+        _train(sharded, 0, 10)
+        asleep = models.modules_by_table(sharded)["t0"].split_embedding_weights()[0].clone()
+        sharded.state_dict()
+        seen = models.read_weights(sharded)
+        for module in models.modules_by_table(sharded).values():
+            module.flush()
+        _assert_same_bits(seen, models.read_weights(sharded))
+        assert not torch.equal(seen["t0"][0][1], asleep[: len(seen["t0"][0][1])])
+
+    run_on_ranks(2, compare)
+
+
 def test_a_lost_clock_would_be_seen(tmp_path: Path) -> None:
     run_on_ranks(2, _save, ADAM, "row_wise", str(tmp_path))
 

@@ -1,7 +1,9 @@
 """One optimizer per table: classes, dicts and what TorchRec makes of them."""
 
+import contextlib
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -219,6 +221,55 @@ def test_a_sharder_takes_no_hyperparameters_of_ours_without_an_optimizer():
     with pytest.raises(TypeError, match="l1_reg without an optimizer would be dropped"):
         EmbeddingBagCollectionSharder({"l1_reg": 0.1, "learning_rate": 0.1})
     EmbeddingBagCollectionSharder({"learning_rate": 0.1, "eps": 1e-8})
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_torchs_adam_with_decay_is_not_decoupled_in_silence(decay):
+    def warnings_of() -> list[str]:
+        model = models.Model()
+        keywords = {"lr": 0.1, "weight_decay": decay}
+        _apply_optimizer_in_backward(torch.optim.Adam, model.parameters(), keywords)
+        sharder = EmbeddingBagCollectionSharder()
+        sharding_plan = models.plan_for(model, [sharder], "table_wise")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with contextlib.suppress(AssertionError):  # FBGEMM has no ADAM on the CPU
+                models.shard(model, [sharder], sharding_plan)
+        return [str(each.message) for each in caught if "torch.optim.Adam" in str(each.message)]
+
+    (found,) = run_on_ranks(1, warnings_of)
+    assert len(found) == (3 if decay else 0)
+    assert all("torchrec_ext.optim.Adam for torch's coupled decay" in text for text in found)
+
+
+def test_adam_classes_translate_torchs_keywords():
+    def described() -> dict[str, Any]:
+        model = models.Model()
+        keywords = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 0.2}
+        _apply_optimizer_in_backward(optim.Adam, _parameters(model, "t0"), keywords)
+        _apply_optimizer_in_backward(optim.AdamW, _parameters(model, "t1"), keywords)
+        _apply_optimizer_in_backward(optim.AdamW, _parameters(model, "t2"), {"lr": 0.1})
+        sharded = _shard(model, EmbeddingBagCollectionSharder(), models.BAG_TABLES)
+        return {
+            table: dict(module.hyperparameters)
+            for table, module in models.modules_by_table(sharded).items()
+        }
+
+    (found,) = run_on_ranks(1, described)
+    given = {"learning_rate": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-4, "weight_decay": 0.2}
+    rest = {"bias_correction": "global", "sparse_mode": "lazy"}
+    assert found["t0"] == {**given, **rest, "weight_decay_mode": "L2"}
+    assert found["t1"] == {**given, **rest, "weight_decay_mode": "DECOUPLE"}
+    assert (found["t2"]["weight_decay"], found["t2"]["beta2"]) == (0.01, 0.999)
+
+
+@pytest.mark.parametrize("cls", [optim.Adam, optim.AdamW])
+@pytest.mark.parametrize("keyword", ["amsgrad", "maximize", "capturable", "differentiable"])
+def test_keywords_of_torchs_adam_that_are_not_there_are_refused(cls, keyword):
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    with pytest.raises(HyperparameterError, match=f"{keyword}=True is not supported"):
+        cls(parameters, **{keyword: True})
+    cls(parameters, **{keyword: False})
 
 
 def test_two_collections_under_one_sharder_keep_their_optimizers():

@@ -9,6 +9,7 @@ and clear up what the merge leaves behind.
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -129,6 +130,7 @@ def settle(infos: Iterable[EmbeddingShardingInfo], shared: Mapping[str, Any] | N
     settled: list[tuple[EmbeddingShardingInfo, dict[str, Any]]] = []
     tables_by_error: dict[str, list[str]] = {}
     for info in infos:
+        _warn_of_decoupled_decay(info)
         try:
             settled.append((info, _settled(info, shared or {})))
         except HyperparameterError as error:
@@ -162,6 +164,21 @@ def _check_nobody_is_left_out(
 def named(tables: list[str]) -> str:
     """Tables as the subject of an error message."""
     return f"table {tables[0]!r}" if len(tables) == 1 else f"tables {tables}"
+
+
+def _warn_of_decoupled_decay(info: EmbeddingShardingInfo) -> None:
+    """TorchRec gives torch.optim.Adam FBGEMM's ADAM, which has no other weight decay."""
+    classes = getattr(info.param, "_optimizer_classes", ())
+    if list(classes) != [torch.optim.Adam]:
+        return
+    decay = info.param._optimizer_kwargs[0].get("weight_decay", 0.0)
+    if decay:
+        warnings.warn(
+            f"table {info.embedding_config.name!r}: torch.optim.Adam with weight_decay={decay!r} "
+            "becomes FBGEMM's ADAM, which decouples the decay as AdamW does; apply "
+            "torchrec_ext.optim.Adam for torch's coupled decay (L2), or torchrec_ext.optim.AdamW",
+            stacklevel=2,
+        )
 
 
 def _settled(info: EmbeddingShardingInfo, shared: Mapping[str, Any]) -> dict[str, Any]:
