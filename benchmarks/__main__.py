@@ -7,6 +7,7 @@ else the machine does falls on both. Only the ratios of medians mean something.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -67,7 +68,27 @@ PAIRS = (
         fbgemm(EmbOptimType.EXACT_SGD),
         1.0 / 1.5,
     ),
-    Pair("FTRL / torch sparse Adagrad", ours(OptimType.FTRL), TorchSparse),
+    Pair(
+        "FTRL / torch.optim.Adagrad, sparse",
+        ours(OptimType.FTRL),
+        functools.partial(TorchSparse, optimizer=torch.optim.Adagrad),
+    ),
+    Pair(
+        "ADAM / FBGEMM EXACT_ADAGRAD",
+        ours(OptimType.ADAM),
+        fbgemm(EmbOptimType.EXACT_ADAGRAD),
+        3.5,
+    ),
+    Pair(
+        "ADAM / torch.optim.SparseAdam",
+        ours(OptimType.ADAM),
+        functools.partial(TorchSparse, optimizer=torch.optim.SparseAdam),
+    ),
+    Pair(
+        "ADAM / ADAM dense",
+        ours(OptimType.ADAM),
+        ours(OptimType.ADAM, sparse_mode="dense"),
+    ),
 )
 
 

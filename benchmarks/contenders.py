@@ -18,11 +18,12 @@ from benchmarks.shapes import Shape
 from torchrec_ext import OptimType
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
-HYPERPARAMETERS: dict[OptimType, dict[str, float]] = {
+HYPERPARAMETERS: dict[OptimType, dict[str, Any]] = {
     OptimType.EXACT_SGD: {"learning_rate": 0.01},
     OptimType.EXACT_ADAGRAD: {"learning_rate": 0.01},
     OptimType.EXACT_ROWWISE_ADAGRAD: {"learning_rate": 0.01},
     OptimType.FTRL: {"learning_rate": 0.01, "ftrl_beta": 1.0, "l1_reg": 1e-3, "l2_reg": 1e-3},
+    OptimType.ADAM: {"learning_rate": 0.01, "weight_decay": 0.01},
 }
 
 
@@ -54,15 +55,15 @@ class Fused:
 
 
 class TorchSparse:
-    """torch.nn.EmbeddingBag with sparse gradients and torch.optim.Adagrad."""
+    """torch.nn.EmbeddingBag with sparse gradients and an optimizer of torch.optim."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, optimizer: type[torch.optim.Optimizer]) -> None:
         """Make one module per table."""
         self.bags = nn.ModuleList(
             nn.EmbeddingBag(shape.rows, shape.dim, mode="sum", sparse=True)
             for _ in range(shape.tables)
         )
-        self.optimizer = torch.optim.Adagrad(self.bags.parameters(), lr=0.01)
+        self.optimizer = optimizer(self.bags.parameters(), lr=0.01)  # type: ignore[call-arg]
         self.bag_length = shape.pooling
 
     def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
@@ -87,11 +88,13 @@ def _keywords(shape: Shape, shared: bool) -> dict[str, Any]:
     return keywords
 
 
-def ours(optimizer: OptimType, shared: bool = False) -> Callable[[Shape], Contender]:
+def ours(
+    optimizer: OptimType, shared: bool = False, **hyperparameters: Any
+) -> Callable[[Shape], Contender]:
     """A contender of torchrec_ext."""
 
     def make(shape: Shape) -> Contender:
-        keywords = {**_keywords(shape, shared), **HYPERPARAMETERS[optimizer]}
+        keywords = {**_keywords(shape, shared), **HYPERPARAMETERS[optimizer], **hyperparameters}
         return Fused(TableBatchedEmbeddingBags(optimizer=optimizer, **keywords))
 
     return make
