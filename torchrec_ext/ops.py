@@ -104,7 +104,8 @@ def per_sample_weight_grad(
 
     Args:
         grad_output: As in :func:`fused_update`; so are the arguments not named here.
-        weights: As they were in the forward.
+        weights: The gradient is that of a lookup in these weights: as they were in the forward,
+            unless an update came between.
         table_layout: As in :func:`fused_update`.
         feature_table_map: As in :func:`fused_update`.
         indices: As in :func:`fused_update`.

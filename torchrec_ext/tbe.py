@@ -107,8 +107,8 @@ class TableBatchedEmbeddingBags(OptimizerClock):
         Args:
             indices: int32 or int64 ``[lookups]``, feature by feature.
             offsets: ``[features * batch_size + 1]``.
-            per_sample_weights: ``[lookups]`` or None; gets a gradient where it requires one. Needs
-                pooling.
+            per_sample_weights: ``[lookups]`` or None; gets a gradient where it requires one, taken
+                with the weights at the time of the backward. Needs pooling.
             feature_requires_grad: int32 ``[features]``, features whose per-sample weights get a
                 gradient; None: all.
             batch_size_per_feature_per_rank: Not supported: variable batch sizes.

@@ -23,7 +23,7 @@ class State:
     """One optimizer state, float32.
 
     Attributes:
-        name: Its name in checkpoints.
+        name: Its name; in TorchRec's checkpoints an optimizer's first state is ``momentum1``.
         rowwise: Shape ``[rows]`` where true, ``[rows, D]`` otherwise.
         initial: The hyperparameter that holds its initial value, or None for zero.
         when: Whether the state exists with given hyperparameters; None: always.
