@@ -1,7 +1,8 @@
 """``python -m benchmarks``: our backward and whole step against FBGEMM's and torch's, on the CPU.
 
 The two contenders of a pair take turns in one process, on the same fresh batch, so that whatever
-else the machine does falls on both. Only the ratios of medians mean something.
+else the machine does falls on both. Only ratios mean something: the median, over the batches, of
+rival / ours on one batch, which a burst of other work on the machine leaves alone.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ PAIRS = (
 
 @dataclass(frozen=True)
 class Result:
-    """Medians of a pair, in milliseconds."""
+    """Medians over the batches: times in milliseconds, and ratios rival / ours."""
 
     pair: str
     shape: str
@@ -104,16 +105,8 @@ class Result:
     rival_backward: float
     ours_step: float
     rival_step: float
-
-    @property
-    def backward_ratio(self) -> float:
-        """How many times as long the rival's backward takes."""
-        return self.rival_backward / self.ours_backward
-
-    @property
-    def step_ratio(self) -> float:
-        """The same for forward and backward."""
-        return self.rival_step / self.ours_step
+    backward_ratio: float
+    step_ratio: float
 
 
 def measure(pair: Pair, shape: Shape, distribution: str, repetitions: int) -> Result:
@@ -135,6 +128,10 @@ def measure(pair: Pair, shape: Shape, distribution: str, repetitions: int) -> Re
                 backwards[k].append((end - middle) * 1e3)
                 steps[k].append((end - begin) * 1e3)
     medians = [statistics.median(times) for times in (*backwards, *steps)]
+    medians += [
+        statistics.median(rival / own for own, rival in zip(*times, strict=True))
+        for times in (backwards, steps)
+    ]
     return Result(pair.name, str(shape), distribution, pair.target, *medians)
 
 
@@ -203,10 +200,7 @@ def main() -> None:
             "threads": arguments.threads,
             "build": build,
             "torch": torch.__version__,
-            "results": [
-                {**asdict(r), "backward_ratio": r.backward_ratio, "step_ratio": r.step_ratio}
-                for r in results
-            ],
+            "results": [asdict(result) for result in results],
             "extra_memory_bytes": memory.figures,
         }
         with open(arguments.json, "w", encoding="utf-8") as file:
