@@ -1,9 +1,7 @@
 """One optimizer per table: classes, dicts and what TorchRec makes of them."""
 
-import contextlib
 import copy
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan, r
 from torchrec.distributed.types import ShardingPlan
 from torchrec.optim import apply_optimizer_in_backward
 
-import torchrec_ext
 from torchrec_ext import OptimType, optim
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from torchrec_ext.optimizers import HyperparameterError
@@ -32,7 +29,7 @@ SHARDERS = {
 }
 
 
-def _parameters(model: models.Model, table: str) -> list[torch.nn.Parameter]:
+def parameters_of(model: models.Model, table: str) -> list[torch.nn.Parameter]:
     tables = model.ebc.embedding_bags if model.pooled else model.ec.embeddings
     return list(tables[table].parameters())
 
@@ -43,7 +40,7 @@ def _described(module) -> tuple[str, dict[str, float]]:
     return f"FBGEMM {module.optimizer.name}", {"learning_rate": module.get_learning_rate()}
 
 
-def _shard(model: models.Model, sharder, tables) -> models.DistributedModelParallel:
+def shard(model: models.Model, sharder, tables) -> models.DistributedModelParallel:
     return models.shard(model, [sharder], models.plan_for(model, [sharder], "table_wise", tables))
 
 
@@ -57,10 +54,10 @@ def test_one_dict_used_for_two_classes_gives_each_table_its_own(pooled, whose):
         tables = models.BAG_TABLES if pooled else models.SEQUENCE_TABLES
         model = models.Model(tables, pooled)
         shared = {"lr": 0.25}
-        _apply_optimizer_in_backward(optim.FTRL, _parameters(model, "t0"), shared)
-        _apply_optimizer_in_backward(optim.Adagrad, _parameters(model, "t1"), shared)
-        _apply_optimizer_in_backward(optim.RowWiseAdagrad, _parameters(model, "t2"), shared)
-        return _optimizers(_shard(model, SHARDERS[pooled, whose](), tables)), shared
+        _apply_optimizer_in_backward(optim.FTRL, parameters_of(model, "t0"), shared)
+        _apply_optimizer_in_backward(optim.Adagrad, parameters_of(model, "t1"), shared)
+        _apply_optimizer_in_backward(optim.RowWiseAdagrad, parameters_of(model, "t2"), shared)
+        return _optimizers(shard(model, SHARDERS[pooled, whose](), tables)), shared
 
     found, shared = run_on_ranks(1, build)[0]
     assert {table: name for table, (name, _) in found.items()} == {
@@ -78,10 +75,10 @@ def test_a_dict_changed_after_apply_changes_nothing(pooled):
         tables = models.BAG_TABLES[:2] if pooled else models.SEQUENCE_TABLES[:2]
         model = models.Model(tables, pooled)
         keywords = {"lr": 0.25, "l1_reg": 0.5}
-        _apply_optimizer_in_backward(optim.FTRL, _parameters(model, "t0"), keywords)
+        _apply_optimizer_in_backward(optim.FTRL, parameters_of(model, "t0"), keywords)
         keywords["lr"] = 0.75
-        _apply_optimizer_in_backward(optim.FTRL, _parameters(model, "t1"), keywords)
-        return _optimizers(_shard(model, SHARDERS[pooled, "ours"](), tables))
+        _apply_optimizer_in_backward(optim.FTRL, parameters_of(model, "t1"), keywords)
+        return _optimizers(shard(model, SHARDERS[pooled, "ours"](), tables))
 
     found = run_on_ranks(1, build)[0]
     assert found["t0"][1]["learning_rate"] == 0.25
@@ -97,10 +94,10 @@ def test_a_dict_shared_with_a_class_of_torch_keeps_both(pooled, whose):
         tables = models.BAG_TABLES if pooled else models.SEQUENCE_TABLES
         model = models.Model(tables, pooled)
         shared = {"lr": 0.25}
-        _apply_optimizer_in_backward(torch.optim.SGD, _parameters(model, "t0"), shared)
-        _apply_optimizer_in_backward(optim.FTRL, _parameters(model, "t1"), shared)
-        _apply_optimizer_in_backward(torch.optim.Adagrad, _parameters(model, "t2"), {"lr": 0.5})
-        return _optimizers(_shard(model, SHARDERS[pooled, whose](), tables))
+        _apply_optimizer_in_backward(torch.optim.SGD, parameters_of(model, "t0"), shared)
+        _apply_optimizer_in_backward(optim.FTRL, parameters_of(model, "t1"), shared)
+        _apply_optimizer_in_backward(torch.optim.Adagrad, parameters_of(model, "t2"), {"lr": 0.5})
+        return _optimizers(shard(model, SHARDERS[pooled, whose](), tables))
 
     found = run_on_ranks(1, build)[0]
     assert {table: name for table, (name, _) in found.items()} == {
@@ -120,8 +117,8 @@ def test_each_table_trains_with_its_own_update(pooled):
     def train() -> dict:
         model = models.Model(tables, pooled)
         apply = _apply_optimizer_in_backward
-        apply(optim.FTRL, _parameters(model, "t0"), ftrl)
-        apply(optim.SGD, _parameters(model, "t1"), {"lr": 0.1})
+        apply(optim.FTRL, parameters_of(model, "t0"), ftrl)
+        apply(optim.SGD, parameters_of(model, "t1"), {"lr": 0.1})
         sharder = SHARDERS[pooled, "ours"](
             {"optimizer": OptimType.EXACT_ADAGRAD, "learning_rate": 0.3, "eps": 1e-4}
         )
@@ -148,8 +145,8 @@ def test_each_table_trains_with_its_own_update(pooled):
 def test_a_table_with_its_own_optimizer_does_not_inherit_the_sharders_hyperparameters():
     def build() -> dict:
         model = models.Model()
-        _apply_optimizer_in_backward(optim.Adagrad, _parameters(model, "t0"), {"lr": 0.5})
-        _apply_optimizer_in_backward(torch.optim.SGD, _parameters(model, "t1"), {"lr": 0.5})
+        _apply_optimizer_in_backward(optim.Adagrad, parameters_of(model, "t0"), {"lr": 0.5})
+        _apply_optimizer_in_backward(torch.optim.SGD, parameters_of(model, "t1"), {"lr": 0.5})
         fused_params = {
             "optimizer": OptimType.FTRL,
             "lr": 0.125,
@@ -159,7 +156,7 @@ def test_a_table_with_its_own_optimizer_does_not_inherit_the_sharders_hyperparam
             "max_gradient": 2.0,
         }
         before = copy.deepcopy(fused_params)
-        sharded = _shard(model, EmbeddingBagCollectionSharder(fused_params), models.BAG_TABLES)
+        sharded = shard(model, EmbeddingBagCollectionSharder(fused_params), models.BAG_TABLES)
         assert fused_params == before
         modules = models.modules_by_table(sharded)
         for module in modules.values():
@@ -183,7 +180,7 @@ def test_a_table_with_its_own_optimizer_does_not_inherit_the_sharders_hyperparam
 def test_a_class_of_ours_does_not_inherit_hyperparameters_of_fbgemms_optimizer():
     def build() -> dict:
         model = models.Model()
-        _apply_optimizer_in_backward(optim.FTRL, _parameters(model, "t0"), {"lr": 0.5})
+        _apply_optimizer_in_backward(optim.FTRL, parameters_of(model, "t0"), {"lr": 0.5})
         fused_params = {
             "optimizer": EmbOptimType.EXACT_ADAGRAD,
             "learning_rate": 0.125,
@@ -191,7 +188,7 @@ def test_a_class_of_ours_does_not_inherit_hyperparameters_of_fbgemms_optimizer()
             "weight_decay": 0.0,
         }
         sharder = EmbeddingBagCollectionSharder(fused_params)
-        return _optimizers(_shard(model, sharder, models.BAG_TABLES))
+        return _optimizers(shard(model, sharder, models.BAG_TABLES))
 
     found = run_on_ranks(1, build)[0]
     assert found["t0"][0] == "FTRL"
@@ -204,72 +201,11 @@ def test_a_table_without_an_optimizer_beside_one_of_ours_is_refused(pooled):
     def build() -> None:
         tables = models.BAG_TABLES if pooled else models.SEQUENCE_TABLES
         model = models.Model(tables, pooled)
-        _apply_optimizer_in_backward(optim.FTRL, _parameters(model, "t0"), {"lr": 0.5})
-        _shard(model, SHARDERS[pooled, "ours"](), tables)
+        _apply_optimizer_in_backward(optim.FTRL, parameters_of(model, "t0"), {"lr": 0.5})
+        shard(model, SHARDERS[pooled, "ours"](), tables)
 
     with pytest.raises(HyperparameterError, match=r"tables \['t1', 't2'\]: no optimizer"):
         run_on_ranks(1, build)
-
-
-@pytest.mark.parametrize("optimizer", ["ftrl", optim.FTRL, "EXACT_SGD"])
-def test_a_sharder_takes_no_other_optimizers(optimizer):
-    with pytest.raises(TypeError, match="neither a torchrec_ext.OptimType nor"):
-        EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
-
-
-def test_a_sharder_takes_no_hyperparameters_of_ours_without_an_optimizer():
-    with pytest.raises(TypeError, match="l1_reg without an optimizer would be dropped"):
-        EmbeddingBagCollectionSharder({"l1_reg": 0.1, "learning_rate": 0.1})
-    EmbeddingBagCollectionSharder({"learning_rate": 0.1, "eps": 1e-8})
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_torchs_adam_with_decay_is_not_decoupled_in_silence(decay):
-    def warnings_of() -> list[str]:
-        model = models.Model()
-        keywords = {"lr": 0.1, "weight_decay": decay}
-        _apply_optimizer_in_backward(torch.optim.Adam, model.parameters(), keywords)
-        sharder = EmbeddingBagCollectionSharder()
-        sharding_plan = models.plan_for(model, [sharder], "table_wise")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with contextlib.suppress(AssertionError):  # FBGEMM has no ADAM on the CPU
-                models.shard(model, [sharder], sharding_plan)
-        return [str(each.message) for each in caught if "torch.optim.Adam" in str(each.message)]
-
-    (found,) = run_on_ranks(1, warnings_of)
-    assert len(found) == (3 if decay else 0)
-    assert all("torchrec_ext.optim.Adam for torch's coupled decay" in text for text in found)
-
-
-def test_adam_classes_translate_torchs_keywords():
-    def described() -> dict[str, Any]:
-        model = models.Model()
-        keywords = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 0.2}
-        _apply_optimizer_in_backward(optim.Adam, _parameters(model, "t0"), keywords)
-        _apply_optimizer_in_backward(optim.AdamW, _parameters(model, "t1"), keywords)
-        _apply_optimizer_in_backward(optim.AdamW, _parameters(model, "t2"), {"lr": 0.1})
-        sharded = _shard(model, EmbeddingBagCollectionSharder(), models.BAG_TABLES)
-        return {
-            table: dict(module.hyperparameters)
-            for table, module in models.modules_by_table(sharded).items()
-        }
-
-    (found,) = run_on_ranks(1, described)
-    given = {"learning_rate": 0.1, "beta1": 0.8, "beta2": 0.9, "eps": 1e-4, "weight_decay": 0.2}
-    rest = {"bias_correction": "global", "sparse_mode": "lazy"}
-    assert found["t0"] == {**given, **rest, "weight_decay_mode": "L2"}
-    assert found["t1"] == {**given, **rest, "weight_decay_mode": "DECOUPLE"}
-    assert (found["t2"]["weight_decay"], found["t2"]["beta2"]) == (0.01, 0.999)
-
-
-@pytest.mark.parametrize("cls", [optim.Adam, optim.AdamW])
-@pytest.mark.parametrize("keyword", ["amsgrad", "maximize", "capturable", "differentiable"])
-def test_keywords_of_torchs_adam_that_are_not_there_are_refused(cls, keyword):
-    parameters = [torch.nn.Parameter(torch.zeros(1))]
-    with pytest.raises(HyperparameterError, match=f"{keyword}=True is not supported"):
-        cls(parameters, **{keyword: True})
-    cls(parameters, **{keyword: False})
 
 
 def test_two_collections_under_one_sharder_keep_their_optimizers():
@@ -335,7 +271,7 @@ def test_torchrecs_deprecated_function_takes_the_classes_too():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             apply_optimizer_in_backward(optim.FTRL, model.ebc.parameters(), {"lr": 0.5})
-        return _optimizers(_shard(model, EmbeddingBagCollectionSharder(), models.BAG_TABLES))
+        return _optimizers(shard(model, EmbeddingBagCollectionSharder(), models.BAG_TABLES))
 
     assert {name for name, _ in run_on_ranks(1, build)[0].values()} == {"FTRL"}
 
@@ -347,7 +283,7 @@ def test_the_parameters_marks_are_what_they_were_after_sharding():
         model = models.Model()
         _apply_optimizer_in_backward(optim.FTRL, model.ebc.parameters(), {"lr": 0.5})
         parameters = list(model.ebc.parameters())
-        _shard(model, EmbeddingBagCollectionSharder(), models.BAG_TABLES)
+        shard(model, EmbeddingBagCollectionSharder(), models.BAG_TABLES)
         return all(
             parameter._optimizer_classes == [optim.FTRL]
             and parameter._optimizer_kwargs == [{"lr": 0.5}]
@@ -361,49 +297,14 @@ def test_every_optimizer_has_a_class():
     assert set(optim.classes()) == set(OptimType)
 
 
-@pytest.mark.parametrize("cls", optim.classes().values(), ids=lambda cls: cls.__name__)
-def test_an_unknown_keyword_is_refused_when_the_class_is_applied(cls):
-    model = models.Model()
-    with pytest.raises(HyperparameterError, match="beta_one"):
-        _apply_optimizer_in_backward(cls, _parameters(model, "t0"), {"lr": 0.5, "beta_one": 0.9})
-    with pytest.raises(HyperparameterError, match="-0.5"):
-        _apply_optimizer_in_backward(cls, _parameters(model, "t0"), {"lr": -0.5})
-
-
-def test_a_learning_rate_under_two_names_is_refused():
-    with pytest.raises(HyperparameterError, match="lr.*learning_rate|learning_rate.*lr"):
-        optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1, learning_rate=0.2)
-
-
-def test_a_dict_that_torchrec_wrote_an_optimizer_into_is_refused():
-    with pytest.raises(HyperparameterError, match="fresh dict"):
-        optim.FTRL([torch.nn.Parameter(torch.zeros(1))], optimizer=EmbOptimType.EXACT_SGD)
-
-
 @pytest.mark.parametrize("pooled", [True, False])
 def test_two_classes_on_one_table_are_refused_by_name(pooled):
     def build() -> None:
         tables = models.BAG_TABLES if pooled else models.SEQUENCE_TABLES
         model = models.Model(tables, pooled)
         _apply_optimizer_in_backward(optim.FTRL, model.parameters(), {"lr": 0.5})
-        _apply_optimizer_in_backward(torch.optim.SGD, _parameters(model, "t1"), {"lr": 0.5})
-        _shard(model, SHARDERS[pooled, "stock"](), tables)
+        _apply_optimizer_in_backward(torch.optim.SGD, parameters_of(model, "t1"), {"lr": 0.5})
+        shard(model, SHARDERS[pooled, "stock"](), tables)
 
     with pytest.raises(ValueError, match=r"table 't1'.*FTRL, SGD"):
         run_on_ranks(1, build)
-
-
-def test_an_unsharded_parameter_is_not_stepped_in_silence():
-    weight = torch.nn.Parameter(torch.ones(4))
-    _apply_optimizer_in_backward(optim.FTRL, [weight], {"lr": 0.5})
-    with pytest.raises(NotImplementedError, match="DistributedModelParallel"):
-        weight.sum().backward()
-    assert torch.equal(weight.detach(), torch.ones(4))
-
-
-def test_applying_a_class_puts_the_hook_in_place():
-    from torchrec_ext.distributed import hook
-
-    torchrec_ext.uninstall()
-    optim.FTRL([torch.nn.Parameter(torch.zeros(1))])
-    assert hook.in_place()
