@@ -94,7 +94,7 @@ def test_a_step_that_is_set_counts_for_the_next_update() -> None:
     corrections = (1 - 0.9**1001), (1 - 0.999**1001)
     expected = 1 - 0.1 * (0.1 / corrections[0]) / (0.001 / corrections[1]) ** 0.5
     assert single_step(module, 1.0) == pytest.approx(expected, abs=1e-6)
-    for bad in (-1, 1.5):
+    for bad in (-1, 1.5, True, 2**31):
         with pytest.raises(ValueError, match=f"step={bad}"):
             module.set_optimizer_step(bad)
     assert int(module.iter) == 1001

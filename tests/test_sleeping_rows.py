@@ -314,3 +314,22 @@ def test_sparse_rosenbrock(name) -> None:
         stepper.step()
     assert distances[-1] < 0.7 * distances[0]
     assert max(distances[1000:]) <= max(distances[:1000])
+
+
+def test_written_weights_are_not_moved_by_what_came_before() -> None:
+    module = make_module(OptimType.ADAM, [(3, 4)], lr=0.1, sparse_mode="dense")
+    views = module.split_embedding_weights()[0]
+    for row in (0, 1, 1):
+        module(torch.tensor([row]), torch.tensor([0, 1])).sum().backward()
+    views.copy_(torch.full((3, 4), 5.0))  # as a load does, through views made beforehand
+    assert module(torch.tensor([0]), torch.tensor([0, 1]))[0, 0] == 5.0
+    module.flush()
+    assert torch.equal(module.split_embedding_weights()[0], torch.full((3, 4), 5.0))
+
+
+def test_reading_weights_wakes_all_rows() -> None:
+    module, flushed = _dense_adam(), _dense_adam()
+    _train(module, 20)
+    _train(flushed, 20)
+    flushed.flush()
+    assert_same_bits(module.split_embedding_weights(), flushed.split_embedding_weights())

@@ -37,6 +37,21 @@ __all__ = [
 ]
 
 
+#: Keywords of torch.optim's classes that have no counterpart here.
+_TORCH_KEYWORDS = frozenset(
+    (
+        "amsgrad",
+        "capturable",
+        "decoupled_weight_decay",
+        "differentiable",
+        "foreach",
+        "lr_decay",
+        "maximize",
+        "weight_decay",
+    )
+)
+
+
 class FusedOptimizer(torch.optim.Optimizer):
     """Base of the classes below: the checked hyperparameters of a table's fused optimizer.
 
@@ -51,8 +66,10 @@ class FusedOptimizer(torch.optim.Optimizer):
             ``fused_params`` takes (see ``torchrec_ext.optimizers``).
 
     Raises:
-        HyperparameterError: A name that this optimizer does not have, a value out of range, or a
-            learning rate given under both names.
+        HyperparameterError: A name that this optimizer does not have, a value out of range, a
+            learning rate given under both names, a keyword of torch.optim that has no counterpart
+            (``amsgrad``, ``maximize``, ``foreach``, ...) and is on, or settings in a parameter
+            group.
     """
 
     optim_type: ClassVar[OptimType]
@@ -67,6 +84,7 @@ class FusedOptimizer(torch.optim.Optimizer):
 
         if lr is not None:
             hyperparameters["lr"] = lr
+        self._drop_torchs_defaults(hyperparameters)
         if "optimizer" in hyperparameters:
             raise HyperparameterError(
                 f"{type(self).__name__} got optimizer={hyperparameters['optimizer']!r}: the class "
@@ -76,8 +94,25 @@ class FusedOptimizer(torch.optim.Optimizer):
         defaults = spec_of(self.optim_type).resolve(hyperparameters)
         defaults["lr"] = defaults.pop("learning_rate")
         super().__init__(params, defaults)
+        for group in self.param_groups:
+            own = sorted(group.keys() - defaults.keys() - {"params"})
+            if own:
+                raise HyperparameterError(
+                    f"torchrec_ext.optim.{type(self).__name__}: a parameter group sets "
+                    f"{', '.join(own)}; give hyperparameters as keywords"
+                )
         # A class of ours means nothing to TorchRec's stock sharders without the hook.
         install()
+
+    def _drop_torchs_defaults(self, hyperparameters: dict[str, Any]) -> None:
+        """Takes out torch.optim's keywords that are off, and refuses those that are on."""
+        known = spec_of(self.optim_type).keywords
+        for name in _TORCH_KEYWORDS & (hyperparameters.keys() - known.keys()):
+            if hyperparameters.pop(name):
+                raise HyperparameterError(
+                    f"torchrec_ext.optim.{type(self).__name__}: {name} is not supported; leave it "
+                    "out"
+                )
 
     def fused_params(self) -> dict[str, Any]:
         """The ``fused_params`` entries of this optimizer: its type and every hyperparameter."""
@@ -141,7 +176,7 @@ class Adam(FusedOptimizer):
 
     Args:
         params: As in :class:`FusedOptimizer`.
-        lr: The learning rate.
+        lr: The learning rate, 1e-3 by default.
         betas: ``beta1`` and ``beta2``.
         eps: Added to the root of the second moment.
         weight_decay: The L2 coefficient, added to the gradient before the moments.
@@ -149,29 +184,35 @@ class Adam(FusedOptimizer):
             ``torchrec_ext.optimizers``), and torch's other keywords at torch's defaults.
 
     Raises:
-        HyperparameterError: As :class:`FusedOptimizer`, or torch's ``amsgrad``, ``maximize``,
-            ``capturable``, ``differentiable`` or ``foreach`` is on.
+        HyperparameterError: As :class:`FusedOptimizer`.
     """
 
     optim_type = OptimType.ADAM
     _weight_decay_mode: ClassVar[str] = "L2"
+    _other_names: ClassVar[dict[str, str]] = {
+        "beta1": "give betas",
+        "beta2": "give betas",
+        "weight_decay_mode": "Adam's is L2, AdamW's DECOUPLE",
+    }
 
     def __init__(
         self,
         params: Iterable[torch.nn.Parameter],
-        lr: float = 1e-3,
+        lr: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         **hyperparameters: Any,
     ) -> None:
-        for name in ("amsgrad", "maximize", "capturable", "differentiable", "foreach"):
-            if hyperparameters.pop(name, None):
-                raise HyperparameterError(
-                    f"torchrec_ext.optim.{type(self).__name__}: {name}=True is not supported; "
-                    "leave it out"
-                )
+        name = f"torchrec_ext.optim.{type(self).__name__}"
+        for keyword, instead in self._other_names.items():
+            if keyword in hyperparameters:
+                raise HyperparameterError(f"{name} has no {keyword}; {instead}")
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise HyperparameterError(f"{name}: betas={betas!r} is not legal; give two numbers")
         hyperparameters.pop("fused", None)  # it always is
+        if lr is None and "learning_rate" not in hyperparameters:
+            lr = 1e-3
         super().__init__(
             params,
             lr,
@@ -196,7 +237,7 @@ class AdamW(Adam):
     def __init__(
         self,
         params: Iterable[torch.nn.Parameter],
-        lr: float = 1e-3,
+        lr: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,

@@ -78,9 +78,11 @@ class OptimizerClock(OptimizerStates):
         Raises:
             ValueError: ``step`` is negative.
         """
-        if not isinstance(step, int) or step < 0:
+        legal = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**31 - 1
+        if not legal:
             raise ValueError(
-                f"tables {self.table_labels}: step={step} is not legal; it must be an integer >= 0"
+                f"tables {self.table_labels}: step={step!r} is not legal; it must be an integer "
+                ">= 0 and < 2^31 - 1"
             )
         self.flush()
         self.iter.fill_(step)
@@ -94,6 +96,12 @@ class OptimizerClock(OptimizerStates):
             self._sleeping.restart(int(self.iter))
         super().flush()
 
+    def split_embedding_weights(self) -> list[Tensor]:
+        """The weights as views, ``[rows, D]`` for each table, every row up to date."""
+        if self._sleeping is not None:
+            self.flush()
+        return super().split_embedding_weights()
+
     def reset_optimizer_states(
         self, table: int | str | None = None, rows: Tensor | Iterable[int] | None = None
     ) -> None:
@@ -105,6 +113,7 @@ class OptimizerClock(OptimizerStates):
     def _start_clock(self) -> None:
         self.register_buffer("iter", self.iter, persistent=True)
         self._sleeping = None
+        self._weights_version = 0
         if self._hyperparameters.get("sparse_mode") == "dense":
             series = Series.of(self.optim_type, self._hyperparameters)
             self._sleeping = SleepingRows(self.total_hash_size, series, int(self.iter))
@@ -122,6 +131,7 @@ class OptimizerClock(OptimizerStates):
         if self._sleeping is None or self.total_hash_size == 0:
             return
         self._follow_loaded_clock()
+        self._follow_written_weights()
         history = self._sleeping.history
         ops.catch_up(
             self.weights_host,
@@ -148,6 +158,17 @@ class OptimizerClock(OptimizerStates):
         now = int(self.iter) - completed
         if self._sleeping.history.now != now:
             self._sleeping.restart(now)
+
+    def _follow_written_weights(self) -> None:
+        """Takes weights that were written from outside, by a load for instance, as up to date.
+
+        Whoever writes single rows gets them from :meth:`split_embedding_weights`, which wakes all.
+        """
+        assert self._sleeping is not None
+        version = self.weights_host._version
+        if version != self._weights_version:
+            self._sleeping.restart(int(self.iter))
+            self._weights_version = version
 
     def _complete_update(self, segments: Sequence[Tensor]) -> None:
         """Advances the clock after an update of the rows in ``segments``."""

@@ -16,7 +16,7 @@ from torchrec_ext import empty_tables, ops
 from torchrec_ext.autograd import FusedLookup, LookupInputs
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizer_clock import OptimizerClock
-from torchrec_ext.optimizers import spec_of
+from torchrec_ext.optimizers import HyperparameterError, spec_of
 from torchrec_ext.tbe_arguments import check_tables, max_gradient_of, split_keywords
 
 
@@ -69,7 +69,11 @@ class TableBatchedEmbeddingBags(OptimizerClock):
     ) -> None:
         spec = spec_of(optimizer)
         fbgemm_keywords, hyperparameters = split_keywords(spec, keywords)
-        resolved = spec.resolve(hyperparameters)
+        try:
+            resolved = spec.resolve(hyperparameters)
+        except HyperparameterError as error:
+            names = keywords.get("table_names") or list(range(len(embedding_specs)))
+            raise HyperparameterError(f"tables {list(names)}: {error}") from error
         if not isinstance(rounding_seed, int):
             raise ValueError(f"rounding_seed={rounding_seed!r} is not legal; it must be an integer")
         max_gradient = max_gradient_of(fbgemm_keywords)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +126,14 @@ def test_state_dict_alone_brings_rows_up_to_date() -> None:
     def compare() -> None:
         sharded = _sharded({**ADAM, "sparse_mode": "dense"}, "row_wise")
         _train(sharded, 0, 10)
-        asleep = models.modules_by_table(sharded)["t0"].split_embedding_weights()[0].clone()
+        module = models.modules_by_table(sharded)["t0"]
+        asleep = module.weights_host.detach().clone()
         sharded.state_dict()
         seen = models.read_weights(sharded)
-        for module in models.modules_by_table(sharded).values():
-            module.flush()
+        for each in models.modules_by_table(sharded).values():
+            each.flush()
         _assert_same_bits(seen, models.read_weights(sharded))
-        assert not torch.equal(seen["t0"][0][1], asleep[: len(seen["t0"][0][1])])
+        assert not torch.equal(module.weights_host, asleep)
 
     run_on_ranks(2, compare)
 
@@ -186,6 +189,49 @@ def test_a_checkpoint_without_a_clock_needs_a_stated_step() -> None:
     assert run_on_ranks(2, load, True)[0] == {f"t{t}.step": 6 for t in range(3)}
     with pytest.raises(ValueError, match=r"table.*'t0'.*no step.*state_step"):
         run_on_ranks(1, load, False)
+
+
+def test_a_load_into_a_model_with_sleeping_rows_gives_the_checkpoint() -> None:
+    def compare() -> None:
+        sharded = _sharded({**ADAM, "sparse_mode": "dense"}, "row_wise")
+        _train(sharded, 0, 5)
+        saved = copy.deepcopy(_state(sharded))
+        expected = models.read_weights(sharded)
+        _train(sharded, 5, 10)
+        sharded.load_state_dict(saved["model"])
+        sharded.fused_optimizer.load_state_dict(saved["optimizer"])
+        for module in models.modules_by_table(sharded).values():
+            module.flush()
+        _assert_same_bits(expected, models.read_weights(sharded))
+
+    run_on_ranks(2, compare)
+
+
+def test_a_stated_step_is_withdrawn_by_a_checkpoint_that_has_one() -> None:
+    def load() -> dict[str, int]:
+        sharded = _sharded(ADAM, "row_wise")
+        _train(sharded, 0, 2)
+        saved = copy.deepcopy(sharded.fused_optimizer.state_dict())
+        state_step(sharded.fused_optimizer, 3)
+        with pytest.raises(ValueError, match="withdrawn"):
+            sharded.fused_optimizer.load_state_dict(saved)
+        # Each group of tables that shares a module has a clock of its own.
+        for _ in range(2):
+            with contextlib.suppress(ValueError):
+                sharded.fused_optimizer.load_state_dict(saved)
+        return models.read_steps(sharded)
+
+    assert run_on_ranks(1, load) == [{f"t{t}.step": 2 for t in range(3)}]
+
+
+def test_a_rank_without_tables_states_a_step_too() -> None:
+    def state() -> None:
+        tables = (models.Table("t0", 23, 8, ("f0",)),)
+        model, sharder = models.Model(tables), EmbeddingBagCollectionSharder(dict(ADAM))
+        plan = models.plan_for(model, [sharder], "table_wise", tables)
+        state_step(models.shard(model, [sharder], plan).fused_optimizer, 3)
+
+    run_on_ranks(2, state)
 
 
 def test_state_step_is_for_optimizers_with_a_clock() -> None:

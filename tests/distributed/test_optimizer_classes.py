@@ -75,7 +75,7 @@ def test_adam_classes_translate_torchs_keywords():
 @pytest.mark.parametrize("keyword", ["amsgrad", "maximize", "capturable", "differentiable"])
 def test_keywords_of_torchs_adam_that_are_not_there_are_refused(cls, keyword):
     parameters = [torch.nn.Parameter(torch.zeros(1))]
-    with pytest.raises(HyperparameterError, match=f"{keyword}=True is not supported"):
+    with pytest.raises(HyperparameterError, match=f"{keyword} is not supported"):
         cls(parameters, **{keyword: True})
     cls(parameters, **{keyword: False})
 
@@ -113,3 +113,41 @@ def test_applying_a_class_puts_the_hook_in_place():
     torchrec_ext.uninstall()
     optim.FTRL([torch.nn.Parameter(torch.zeros(1))])
     assert hook.in_place()
+
+
+@pytest.mark.parametrize(
+    "cls, given",
+    [
+        (optim.Adam, {"decoupled_weight_decay": False, "foreach": None}),
+        (optim.SGD, {"lr": 0.1, "maximize": False}),
+        (optim.Adagrad, {"lr": 0.1, "lr_decay": 0, "weight_decay": 0}),
+        (optim.Adam, {"learning_rate": 0.1}),
+    ],
+)
+def test_torchs_keywords_that_are_off_are_taken(cls, given):
+    cls([torch.nn.Parameter(torch.zeros(1))], **given)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"betas": (0.1, 0.2, 0.3)}, "betas=.*give two numbers"),
+        ({"beta1": 0.1}, "has no beta1; give betas"),
+        ({"weight_decay_mode": "DECOUPLE"}, "AdamW's DECOUPLE"),
+        ({"decoupled_weight_decay": True}, "decoupled_weight_decay is not supported"),
+    ],
+)
+def test_what_adam_refuses(given, message):
+    with pytest.raises(HyperparameterError, match=message):
+        optim.Adam([torch.nn.Parameter(torch.zeros(1))], **given)
+
+
+def test_parameter_groups_have_no_settings_of_their_own():
+    group = {"params": [torch.nn.Parameter(torch.zeros(1))], "betas": (0.1, 0.2)}
+    with pytest.raises(HyperparameterError, match="a parameter group sets betas"):
+        optim.Adam([group])
+
+
+def test_adams_learning_rate_is_torchs():
+    adam = optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+    assert adam.fused_params()["learning_rate"] == 1e-3

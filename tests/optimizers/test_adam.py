@@ -144,7 +144,8 @@ def test_fbgemms_config_chooses_the_bias_correction() -> None:
     config = UserEnabledConfigDefinition()
     assert _module(extra_optimizer_config=config).hyperparameters["bias_correction"] == "global"
     with pytest.raises(HyperparameterError, match="sets use_writeback_bwd_prehook"):
-        _module(extra_optimizer_config=SimpleNamespace(use_writeback_bwd_prehook=True))
+        others = SimpleNamespace(use_rowwise_bias_correction=False, use_writeback_bwd_prehook=True)
+        _module(extra_optimizer_config=others)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -159,6 +160,15 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sparse_mode": "dense", "weight_decay": 0.1, "weight_decay_mode": "L2"}, "its own moments"),
     ({"sparse_mode": "dense", "bias_correction": "per_row"}, "that touch a row"),
     ({"sparse_mode": "dense", "beta1": 0.9996}, r"beta1=0.9996 >= sqrt\(beta2\)"),
+    ({"sparse_mode": "dense", "beta2": 0.85}, "beta1=0.9 >= beta2=0.85.*eps"),
+    ({"extra_optimizer_config": {}}, "UserEnabledConfigDefinition"),
+    (
+        {
+            "extra_optimizer_config": UserEnabledConfigDefinition(use_rowwise_bias_correction=True),
+            "bias_correction": "global",
+        },
+        "contradicts extra_optimizer_config",
+    ),
     ({"sparse_mode": "dense", "weight_decay": 10.0}, "learning_rate \\* weight_decay = 1.0"),
     ({"l1_reg": 0.1}, "ADAM has no hyperparameter 'l1_reg'"),
     ({"momentum": 0.1}, "ADAM has no hyperparameter 'momentum'"),

@@ -76,12 +76,14 @@ def state_step(optimizer: KeyedOptimizer, step: int) -> None:
         step: The updates that had been done when the checkpoint was written.
 
     Raises:
-        ValueError: ``step`` is negative, or no table's optimizer depends on the clock.
+        ValueError: ``step`` is negative, or this rank has tables and none of their optimizers
+            depends on the clock.
     """
     if not isinstance(step, int) or step < 0:
         raise ValueError(f"step={step!r} is not legal; it must be an integer >= 0")
-    clocks = list(_with_clock(optimizer))
-    if not clocks:
+    ours = list(_ours_in(optimizer))
+    clocks = [each for each in ours if each.module.saves_step]
+    if ours and not clocks:  # a rank without tables has nothing to state
         raise ValueError("no table here has an optimizer with a step clock; leave this call out")
     for clock in clocks:
         clock.stated_step = step
@@ -96,7 +98,7 @@ def check_steps(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> Non
     """
     key_of = {id(weight): key for key, weight in optimizer.params.items()}
     given = state_dict.get("state", {})
-    for clock in _with_clock(optimizer):
+    for clock in _ours_in(optimizer):
         steps: dict[str, int | None] = {}
         for weight, name in clock.step_names.items():
             step = given.get(key_of[id(weight)], {}).get(name)
@@ -108,9 +110,10 @@ def _check_group(clock: FusedOptimizer, steps: Mapping[str, int | None]) -> None
     name = clock.module.optim_type.name
     missing = sorted(table for table, step in steps.items() if step is None)
     if clock.stated_step is not None and len(missing) < len(steps):
+        stated, clock.stated_step = clock.stated_step, None
         raise ValueError(
-            f"state_step({clock.stated_step}) was called, but the checkpoint has steps of its own: "
-            f"{dict(steps)}; leave the call out"
+            f"state_step({stated}) was called, but the checkpoint has steps of its own: "
+            f"{dict(steps)}; the call is withdrawn, load again without it"
         )
     if missing and clock.stated_step is None:
         raise ValueError(
@@ -125,13 +128,12 @@ def _check_group(clock: FusedOptimizer, steps: Mapping[str, int | None]) -> None
         )
 
 
-def _with_clock(optimizer: Any) -> Iterator[FusedOptimizer]:
-    """Ours among the optimizers that one is made of, as far as they depend on the clock."""
+def _ours_in(optimizer: Any) -> Iterator[FusedOptimizer]:
+    """Ours among the optimizers that one is made of."""
     if isinstance(optimizer, FusedOptimizer):
-        if optimizer.module.saves_step:
-            yield optimizer
+        yield optimizer
     elif isinstance(optimizer, CombinedOptimizer):
         for _, part in optimizer.optimizers:
-            yield from _with_clock(part)
+            yield from _ours_in(part)
     elif isinstance(optimizer, OptimizerWrapper):
-        yield from _with_clock(optimizer._optimizer)
+        yield from _ours_in(optimizer._optimizer)

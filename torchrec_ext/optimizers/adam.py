@@ -28,6 +28,11 @@ def _translate(keywords: dict[str, Any]) -> dict[str, Any]:
     config = keywords.pop("extra_optimizer_config", None)
     if config is None:
         return keywords
+    if not hasattr(config, "use_rowwise_bias_correction"):
+        raise HyperparameterError(
+            f"ADAM: extra_optimizer_config={config!r} is not legal; it must be FBGEMM's "
+            "UserEnabledConfigDefinition"
+        )
     enabled = [name for name, value in vars(config).items() if value is True]
     others = [name for name in enabled if name != "use_rowwise_bias_correction"]
     if others:
@@ -35,8 +40,11 @@ def _translate(keywords: dict[str, Any]) -> dict[str, Any]:
             f"ADAM: extra_optimizer_config sets {', '.join(others)}; only "
             "use_rowwise_bias_correction is supported"
         )
-    if enabled:
-        keywords.setdefault("bias_correction", "per_row")
+    if enabled and keywords.setdefault("bias_correction", "per_row") != "per_row":
+        raise HyperparameterError(
+            f"ADAM: bias_correction={keywords['bias_correction']!r} contradicts "
+            "extra_optimizer_config, which sets use_rowwise_bias_correction; give one of them"
+        )
     return keywords
 
 
@@ -54,6 +62,11 @@ def _check(values: Mapping[str, Any]) -> None:
         reason = (
             f"beta1={values['beta1']!r} >= sqrt(beta2)={math.sqrt(values['beta2'])!r}: "
             "the steps of a sleeping row would not fade"
+        )
+    elif values["beta1"] >= values["beta2"]:
+        reason = (
+            f"beta1={values['beta1']!r} >= beta2={values['beta2']!r}: the part of eps in the steps "
+            "of a sleeping row would not fade"
         )
     if reason is not None:
         raise HyperparameterError(
