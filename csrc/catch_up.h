@@ -5,6 +5,7 @@
 #include "macros.h"
 #include "optimizers/optimizer.h"
 #include "power.h"
+#include "row_update.h"
 
 namespace torchrec_ext {
 
@@ -54,25 +55,11 @@ template <class Optimizer, class Rounding>
 TORCHREC_EXT_INLINE void catch_up_row(const Optimizer& optimizer, const Rounding rounding,
                                       typename Rounding::WeightType* __restrict__ weight,
                                       float* const* states, const CatchUp& catch_up, int64_t dim) {
-  constexpr int kColumnStates = count_states<Optimizer>(false);
-  float* column_states[kMaxStates] = {};
-  for (int k = 0; k < kColumnStates; ++k) {
-    column_states[k] = states[k];
-  }
   const auto factors = optimizer.catch_up_factors(catch_up.slept);
-#pragma GCC ivdep
-  for (int64_t column = 0; column < dim; ++column) {
-    float values[kMaxStates] = {};
-    for (int k = 0; k < kColumnStates; ++k) {
-      values[k] = column_states[k][column];
-    }
-    const float updated =
-        optimizer.catch_up_column(static_cast<float>(weight[column]), values, catch_up, factors);
-    for (int k = 0; k < kColumnStates; ++k) {
-      column_states[k][column] = values[k];
-    }
-    weight[column] = rounding(updated, column);
-  }
+  update_columns<Optimizer>(rounding, weight, states, dim,
+                            [&](int64_t, float previous, float* values) TORCHREC_EXT_INLINE_LAMBDA {
+                              return optimizer.catch_up_column(previous, values, catch_up, factors);
+                            });
 }
 
 }  // namespace torchrec_ext

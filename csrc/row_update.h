@@ -40,7 +40,35 @@ TORCHREC_EXT_INLINE typename Optimizer::Row begin_row(const Optimizer& optimizer
   return row;
 }
 
-// Applies one optimizer step to one row: the only loop over columns that updates anything.
+// The only loop over columns that updates anything. weight is [dim], states has a pointer to [dim]
+// floats for each [rows, D] state; update(column, weight, values) changes the values of the states and
+// returns the new weight.
+template <class Optimizer, class Rounding, class Update>
+TORCHREC_EXT_INLINE void update_columns(const Rounding rounding,
+                                        typename Rounding::WeightType* __restrict__ weight,
+                                        float* const* states, int64_t dim, const Update& update) {
+  constexpr int kColumnStates = count_states<Optimizer>(false);
+  float* column_states[kMaxStates] = {};
+  for (int k = 0; k < kColumnStates; ++k) {
+    column_states[k] = states[k];
+  }
+  // Weight, states and whatever update reads are distinct arrays, which the compiler cannot see
+  // through the pointer table.
+#pragma GCC ivdep
+  for (int64_t column = 0; column < dim; ++column) {
+    float values[kMaxStates] = {};
+    for (int k = 0; k < kColumnStates; ++k) {
+      values[k] = column_states[k][column];
+    }
+    const float updated = update(column, static_cast<float>(weight[column]), values);
+    for (int k = 0; k < kColumnStates; ++k) {
+      column_states[k][column] = values[k];
+    }
+    weight[column] = rounding(updated, column);
+  }
+}
+
+// Applies one optimizer step to one row.
 //   weight    [dim] of Rounding::WeightType
 //   states    one pointer per state: [dim] floats, or 1 float where rowwise
 //   gradient  [dim], the row's summed gradient
@@ -49,7 +77,6 @@ TORCHREC_EXT_INLINE void update_row(const Optimizer& optimizer, const Rounding r
                                     typename Rounding::WeightType* __restrict__ weight,
                                     float* const* states, const float* __restrict__ gradient,
                                     int64_t dim) {
-  constexpr int kColumnStates = count_states<Optimizer>(false);
   static_assert(Optimizer::kStates.size() <= kMaxStates && column_states_come_first<Optimizer>());
   typename Optimizer::Row row{};
   if constexpr (Optimizer::kBeginsRow) {
@@ -57,25 +84,11 @@ TORCHREC_EXT_INLINE void update_row(const Optimizer& optimizer, const Rounding r
   } else if constexpr (!std::is_same_v<typename Optimizer::Row, NoRow>) {
     row = optimizer.common_row();
   }
-  float* column_states[kMaxStates] = {};
-  for (int k = 0; k < kColumnStates; ++k) {
-    column_states[k] = states[k];
-  }
-  // Weight, states and gradient are distinct arrays, which the compiler cannot see through the
-  // pointer table.
-#pragma GCC ivdep
-  for (int64_t column = 0; column < dim; ++column) {
-    float values[kMaxStates] = {};
-    for (int k = 0; k < kColumnStates; ++k) {
-      values[k] = column_states[k][column];
-    }
-    const float updated =
-        optimizer.column(static_cast<float>(weight[column]), gradient[column], values, row);
-    for (int k = 0; k < kColumnStates; ++k) {
-      column_states[k][column] = values[k];
-    }
-    weight[column] = rounding(updated, column);
-  }
+  update_columns<Optimizer>(rounding, weight, states, dim,
+                            [&](int64_t column, float previous, float* values)
+                                TORCHREC_EXT_INLINE_LAMBDA {
+                                  return optimizer.column(previous, gradient[column], values, row);
+                                });
 }
 
 }  // namespace torchrec_ext

@@ -76,14 +76,9 @@ class OptimizerClock(OptimizerStates):
         """Sets the number of completed updates; the next update is number ``step + 1``.
 
         Raises:
-            ValueError: ``step`` is negative.
+            ValueError: See :func:`check_step`; nothing was changed.
         """
-        legal = isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 2**31 - 1
-        if not legal:
-            raise ValueError(
-                f"tables {self.table_labels}: step={step!r} is not legal; it must be an integer "
-                ">= 0 and < 2^31 - 1"
-            )
+        check_step(step, self.table_labels)
         self.flush()
         self.iter.fill_(step)
         if self._sleeping is not None:
@@ -91,8 +86,7 @@ class OptimizerClock(OptimizerStates):
 
     def flush(self) -> None:
         """Brings weights and states up to date: sleeping rows, and FBGEMM's cache."""
-        if self._sleeping is not None:
-            self._wake(None)
+        if self._sleeping is not None and self._wake(None):
             self._sleeping.restart(int(self.iter))
         super().flush()
 
@@ -126,13 +120,17 @@ class OptimizerClock(OptimizerStates):
         self._set_learning_rate(resolved["learning_rate"])  # FBGEMM's own copy, in float32
 
     @torch.no_grad()
-    def _wake(self, rows: Tensor | None) -> None:
-        """Catches rows up to the clock; None: all rows."""
-        if self._sleeping is None or self.total_hash_size == 0:
-            return
+    def _wake(self, rows: Tensor | None) -> bool:
+        """Catches rows up to the clock; None: all rows. False where no row can have slept."""
+        if self._sleeping is None:
+            return False
         self._follow_loaded_clock()
         self._follow_written_weights()
         history = self._sleeping.history
+        if len(history) == 0:
+            return False
+        if self.total_hash_size == 0:
+            return True
         ops.catch_up(
             self.weights_host,
             self._state_buffers(),
@@ -148,6 +146,7 @@ class OptimizerClock(OptimizerStates):
             stochastic_rounding=self.stochastic_rounding,
             seed=self.rounding_seed,
         )
+        return True
 
     def _follow_loaded_clock(self, completed: int = 0) -> None:
         """Restarts the history where a checkpoint was loaded into ``iter``.
@@ -183,6 +182,19 @@ class OptimizerClock(OptimizerStates):
             self._sleeping.row_steps[segments[0]] = int(self.iter)
         if len(self._sleeping.history) >= HISTORY_LIMIT:
             self.flush()
+
+
+def check_step(step: Any, tables: Sequence[str]) -> None:
+    """Checks a number of completed updates.
+
+    Raises:
+        ValueError: It is no integer in ``[0, 2^31 - 1)``; names the tables.
+    """
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**31 - 1:
+        raise ValueError(
+            f"tables {list(tables)}: step={step!r} is not legal; it must be an integer >= 0 and "
+            "< 2^31 - 1"
+        )
 
 
 def _shape(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "../catch_up.h"
+#include "../weight_decay.h"
 #include "optimizer.h"
 
 namespace torchrec_ext {
@@ -34,7 +35,7 @@ struct ExactSgd {
   float gain;      // 1 - dampening
   float direct;    // how much of g itself the step has
   float buffered;  // how much of the buffer
-  float decay_rate;
+  WeightDecay decay;
 
   ExactSgd(const double* h, int64_t completed_updates)
       : momentum_double(h[1]),
@@ -43,7 +44,7 @@ struct ExactSgd {
         gain(completed_updates == 0 ? 1.0f : static_cast<float>(1.0 - h[2])),
         direct(h[3] != 0.0 ? 1.0f : 0.0f),
         buffered(h[3] != 0.0 ? static_cast<float>(h[1]) : 1.0f),
-        decay_rate(static_cast<float>(h[0] * h[4])) {}
+        decay(h[0], h[4], static_cast<double>(WeightDecayMode::kDecouple)) {}
 
   template <class Visitor>
   static void select(const double* h, int64_t completed_updates, Visitor&& visit) {
@@ -55,7 +56,7 @@ struct ExactSgd {
   }
 
   TORCHREC_EXT_INLINE float column(float weight, float g, float* states, NoRow) const {
-    const float decayed = weight - decay_rate * weight;
+    const float decayed = decay.weight(weight);
     if constexpr (kMomentum) {
       states[0] = momentum * states[0] + gain * g;
       return decayed - learning_rate * (direct * g + buffered * states[0]);

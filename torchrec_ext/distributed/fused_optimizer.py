@@ -10,6 +10,7 @@ from torchrec.distributed.batched_embedding_kernel import EmbeddingFusedOptimize
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
 
+from torchrec_ext.optimizer_clock import check_step
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
 _STEP = ".step"
@@ -76,12 +77,11 @@ def state_step(optimizer: KeyedOptimizer, step: int) -> None:
         step: The updates that had been done when the checkpoint was written.
 
     Raises:
-        ValueError: ``step`` is negative, or this rank has tables and none of their optimizers
-            depends on the clock.
+        ValueError: ``step`` is no legal number of updates, or this rank has tables and none of
+            their optimizers depends on the clock.
     """
-    if not isinstance(step, int) or step < 0:
-        raise ValueError(f"step={step!r} is not legal; it must be an integer >= 0")
     ours = list(_ours_in(optimizer))
+    check_step(step, [table for each in ours for table in each.module.table_labels])
     clocks = [each for each in ours if each.module.saves_step]
     if ours and not clocks:  # a rank without tables has nothing to state
         raise ValueError("no table here has an optimizer with a step clock; leave this call out")

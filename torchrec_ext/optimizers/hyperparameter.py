@@ -19,6 +19,14 @@ class HyperparameterError(ValueError):
     """A hyperparameter is unknown, out of range, of the wrong type, or given twice."""
 
 
+def _illegal(
+    optimizer: OptimType, keyword: str, value: Any, legal_values: str
+) -> HyperparameterError:
+    return HyperparameterError(
+        f"{optimizer.name}: {keyword}={value!r} is not legal; it must be {legal_values}"
+    )
+
+
 @dataclass(frozen=True)
 class Hyperparameter:
     """A hyperparameter that is a number.
@@ -73,10 +81,7 @@ class Hyperparameter:
             and not (self.below_maximum and number == self.maximum)
         )
         if not legal:
-            raise HyperparameterError(
-                f"{optimizer.name}: {keyword}={value!r} is not legal; "
-                f"it must be {self.legal_values}"
-            )
+            raise _illegal(optimizer, keyword, value, self.legal_values)
         return number
 
     def kernel_value(self, value: Any) -> float:
@@ -110,10 +115,7 @@ class Flag:
             HyperparameterError: It is not a bool.
         """
         if not isinstance(value, bool):
-            raise HyperparameterError(
-                f"{optimizer.name}: {keyword}={value!r} is not legal; "
-                f"it must be {self.legal_values}"
-            )
+            raise _illegal(optimizer, keyword, value, self.legal_values)
         return value
 
     def kernel_value(self, value: Any) -> float:
@@ -153,10 +155,7 @@ class Choice:
         """
         name = value.name if isinstance(value, enum.Enum) else value
         if not isinstance(name, str) or name not in self.choices:
-            raise HyperparameterError(
-                f"{optimizer.name}: {keyword}={value!r} is not legal; "
-                f"it must be {self.legal_values}"
-            )
+            raise _illegal(optimizer, keyword, value, self.legal_values)
         return name
 
     def kernel_value(self, value: Any) -> float:
