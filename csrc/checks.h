@@ -15,14 +15,22 @@ namespace torchrec_ext {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// `name` is the op's argument, for the message.
+// `name` is the op's argument, for the message. The tensor must be where `like` is, or on the host where
+// that is null.
 inline void check_tensor(const char* name, const Tensor& tensor, ScalarType dtype, int64_t dim,
-                         bool is_cpu = true) {
+                         const Tensor* like = nullptr) {
   STD_TORCH_CHECK(tensor.scalar_type() == dtype, name, " has the wrong dtype ",
                   tensor.scalar_type(), ", expected ", dtype);
   STD_TORCH_CHECK(tensor.dim() == dim, name, " has ", tensor.dim(), " dimensions, expected ", dim);
   STD_TORCH_CHECK(tensor.is_contiguous(), name, " must be contiguous");
-  STD_TORCH_CHECK(!is_cpu || tensor.is_cpu(), name, " must be on the CPU");
+  STD_TORCH_CHECK(like != nullptr || tensor.is_cpu(), name, " must be on the CPU");
+  STD_TORCH_CHECK(like == nullptr || tensor.device() == like->device(), name,
+                  " is on another device than the weights");
+}
+
+inline void check_size(const char* name, const Tensor& tensor, int64_t size, const char* what) {
+  STD_TORCH_CHECK(tensor.numel() == size, name, " has ", tensor.numel(), " elements for ", size,
+                  " ", what);
 }
 
 inline void check_hyperparameters(OptimType optimizer, const std::vector<double>& hyperparameters) {
@@ -44,10 +52,14 @@ inline std::vector<StateInfo> states_of(OptimType optimizer,
   return infos;
 }
 
-inline void check_inside(const char* what, int64_t table, int64_t offset, int64_t size,
-                         int64_t buffer_size) {
-  STD_TORCH_CHECK(offset >= 0 && offset + size <= buffer_size, what, " of table ", table,
-                  " ends at element ", offset + size, " of a buffer of ", buffer_size);
+// A buffer of `first_size` elements, and one of `second_size` through which offsets go on.
+inline void check_inside(const char* what, size_t table, int64_t offset, int64_t size,
+                         int64_t first_size, int64_t second_size = 0) {
+  STD_TORCH_CHECK(offset >= 0 && offset + size <= first_size + second_size, what, " of table ",
+                  table, " ends at element ", offset + size, " of a buffer of ",
+                  first_size + second_size);
+  STD_TORCH_CHECK(offset >= first_size || offset + size <= first_size, what, " of table ", table,
+                  " begins in the first buffer and ends in the second");
 }
 
 // Reads table_layout, int64 [tables, 3 + states]: rows, dim, offset in the weights and in each state.
@@ -91,47 +103,6 @@ inline Layout read_layout_of_any(const Tensor& table_layout, const Tensor& featu
   STD_TORCH_CHECK(table_layout.dim() == 2 && table_layout.size(1) >= 3,
                   "table_layout must be [tables, 3 + states]");
   return read_layout(table_layout, feature_table_map, table_layout.size(1) - 3);
-}
-
-template <class Index>
-Batch<Index> read_batch(const Layout& layout, const Tensor& indices, const Tensor& offsets,
-                        Pooling pooling) {
-  constexpr ScalarType kIndexType = sizeof(Index) == 4 ? ScalarType::Int : ScalarType::Long;
-  check_tensor("indices", indices, kIndexType, 1);
-  check_tensor("offsets", offsets, kIndexType, 1);
-  const int64_t features = static_cast<int64_t>(layout.features.size());
-  const int64_t bags = offsets.numel() - 1;
-  STD_TORCH_CHECK(bags >= 0 && bags % features == 0, "offsets has ", offsets.numel(),
-                  " elements, expected features * batch_size + 1 with ", features, " features");
-  STD_TORCH_CHECK(indices.numel() < int64_t{1} << 32, "a batch of ", indices.numel(),
-                  " lookups; at most 2^32 - 1 fit");
-  Batch<Index> batch{indices.const_data_ptr<Index>(),
-                     offsets.const_data_ptr<Index>(),
-                     nullptr,
-                     indices.numel(),
-                     bags / features,
-                     pooling};
-  STD_TORCH_CHECK(batch.offsets[0] == 0 && batch.offsets[bags] == batch.lookups,
-                  "offsets must start at 0 and end at ", batch.lookups, ", but are ",
-                  batch.offsets[0], " and ", batch.offsets[bags]);
-  return batch;
-}
-
-// The output gradient is [batch_size, sum of the features' dims], or [lookups, dim] without
-// pooling.
-inline void check_gradient(const Tensor& gradient, const Layout& layout, int64_t batch_size,
-                           int64_t lookups, Pooling pooling) {
-  check_tensor("grad_output", gradient, ScalarType::Float, 2);
-  const bool pooled = pooling != Pooling::kNone;
-  const int64_t rows = pooled ? batch_size : lookups;
-  const int64_t columns = pooled ? layout.total_columns : layout.max_dim;
-  STD_TORCH_CHECK(gradient.size(0) == rows && gradient.size(1) == columns,
-                  "grad_output has shape [", gradient.size(0), ", ", gradient.size(1),
-                  "], expected [", rows, ", ", columns, "]");
-  for (const Table& table : layout.tables) {
-    STD_TORCH_CHECK(pooled || table.dim == layout.max_dim,
-                    "without pooling all tables must have the same dim");
-  }
 }
 
 }  // namespace torchrec_ext

@@ -1,84 +1,70 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
-#include <limits>
+#include <cstring>
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
-#include "checks.h"
+#include "arguments.h"
 #include "cpu/catch_up.h"
 #include "cpu/fused_update.h"
 #include "cpu/per_sample_weight_grad.h"
+#include "schemas.h"
 
 namespace torchrec_ext {
 namespace {
-
-Pooling pooling_from(int64_t mode) {
-  STD_TORCH_CHECK(mode >= 0 && mode <= 2, "pooling_mode is ", mode,
-                  ", expected 0 (sum), 1 (mean) or 2 (none)");
-  return static_cast<Pooling>(mode);
-}
-
-float max_gradient_from(double max_gradient) {
-  STD_TORCH_CHECK(max_gradient >= 0.0, "max_gradient is ", max_gradient, ", expected 0 or more");
-  return static_cast<float>(max_gradient);
-}
 
 template <class Index>
 void check_lookups(const Batch<Index>& batch, const Layout& layout, const cpu::BadLookup& bad) {
   if (bad.bag < 0) {
     return;
   }
-  const int64_t feature = bad.bag / batch.batch_size;
-  const int64_t table = layout.features[static_cast<size_t>(feature)].table;
-  STD_TORCH_CHECK(bad.position >= 0, "offsets of feature ", feature, ", example ",
-                  bad.bag % batch.batch_size, " run from ", batch.offsets[bad.bag], " to ",
-                  batch.offsets[bad.bag + 1], " in a batch of ", batch.lookups, " lookups");
+  const int64_t feature = batch.feature_of(bad.bag);
+  const int64_t example = batch.example_of(bad.bag, feature);
+  STD_TORCH_CHECK(bad.position >= 0, "offsets of feature ", feature, ", example ", example,
+                  " run from ", batch.offsets[bad.bag], " to ", batch.offsets[bad.bag + 1],
+                  " in a batch of ", batch.lookups, " lookups");
   STD_TORCH_CHECK(false, "index ", batch.indices[bad.position], " of feature ", feature,
-                  ", example ", bad.bag % batch.batch_size, " is outside of table ", table,
-                  ", which has ", layout.tables[static_cast<size_t>(table)].rows,
-                  " rows; nothing was updated");
+                  ", example ", example, " is outside of table ",
+                  layout.features[static_cast<size_t>(feature)].table, ", which has ",
+                  layout.table_of_feature(feature).rows, " rows; nothing was updated");
 }
 
 template <class Index>
-void read_weights(Batch<Index>& batch, const std::optional<Tensor>& per_sample_weights) {
-  if (!per_sample_weights.has_value()) {
-    return;
+void check_variable_batch(const Layout& layout, const Batch<Index>& batch, int64_t gradient_size) {
+  for (int64_t f = 0; f < batch.features; ++f) {
+    STD_TORCH_CHECK(batch.feature_bags[f] <= batch.feature_bags[f + 1], "feature_bags of feature ",
+                    f, " run from ", batch.feature_bags[f], " to ", batch.feature_bags[f + 1]);
   }
-  check_tensor("per_sample_weights", *per_sample_weights, ScalarType::Float, 1);
-  STD_TORCH_CHECK(batch.pooling != Pooling::kNone, "per_sample_weights need pooling");
-  STD_TORCH_CHECK(per_sample_weights->numel() == batch.lookups, "per_sample_weights has ",
-                  per_sample_weights->numel(), " elements for ", batch.lookups, " lookups");
-  batch.per_sample_weights = per_sample_weights->const_data_ptr<float>();
+  STD_TORCH_CHECK(batch.feature_bags[0] == 0 && batch.feature_bags[batch.features] == batch.bags,
+                  "feature_bags must start at 0 and end at ", batch.bags);
+  for (int64_t bag = 0; bag < batch.bags; ++bag) {
+    const int64_t offset = batch.gradient_offsets[bag];
+    const int64_t dim = layout.table_of_feature(batch.feature_of(bag)).dim;
+    STD_TORCH_CHECK(offset >= 0 && offset + dim <= gradient_size, "the gradient of bag ", bag,
+                    " begins at element ", offset, " of ", gradient_size);
+  }
 }
 
-// Calls body with a null pointer of the indices' dtype.
-template <class Body>
-void dispatch_index(const Tensor& indices, const Body& body) {
-  if (indices.scalar_type() == ScalarType::Int) {
-    return body(static_cast<int32_t*>(nullptr));
+// A batch on the host, its offsets' ends and what belongs to variable batch sizes checked.
+template <class Index>
+Batch<Index> read_host_batch(const Layout& layout, const BatchArguments& arguments,
+                             int64_t gradient_size) {
+  const auto batch = read_batch<Index>(layout, arguments);
+  STD_TORCH_CHECK(batch.offsets[0] == 0 && batch.offsets[batch.bags] == batch.lookups,
+                  "offsets must start at 0 and end at ", batch.lookups, ", but are ",
+                  batch.offsets[0], " and ", batch.offsets[batch.bags]);
+  if (batch.gradient_offsets != nullptr) {
+    check_variable_batch(layout, batch, gradient_size);
   }
-  STD_TORCH_CHECK(indices.scalar_type() == ScalarType::Long, "indices have dtype ",
-                  indices.scalar_type(), ", expected Int or Long");
-  body(static_cast<int64_t*>(nullptr));
+  return batch;
 }
 
-// Calls body with a null pointer of the weights' dtype.
-template <class Body>
-void dispatch_weight(const Tensor& weights, const Body& body) {
-  if (weights.scalar_type() == ScalarType::Float) {
-    return body(static_cast<float*>(nullptr));
-  }
-  STD_TORCH_CHECK(weights.scalar_type() == ScalarType::Half, "weights have dtype ",
-                  weights.scalar_type(), ", expected Float or Half");
-  body(static_cast<Half*>(nullptr));
-}
-
-template <class Body>
-void dispatch(const Tensor& indices, const Tensor& weights, const Body& body) {
-  dispatch_index(indices, [&](auto* index) {
-    dispatch_weight(weights, [&](auto* weight) { body(index, weight); });
-  });
+template <class Index>
+void check_gradient(const Tensor& gradient, const Layout& layout, const Batch<Index>& batch) {
+  check_tensor("grad_output", gradient, ScalarType::Float, gradient.dim());
+  check_gradient_shape(gradient, layout, batch);
 }
 
 std::vector<float*> read_states(const Layout& layout, const std::vector<StateInfo>& infos,
@@ -89,7 +75,7 @@ std::vector<float*> read_states(const Layout& layout, const std::vector<StateInf
     check_tensor(infos[k].name, states[k], ScalarType::Float, 1);
     for (size_t t = 0; t < layout.tables.size(); ++t) {
       const Table& table = layout.tables[t];
-      check_inside(infos[k].name, static_cast<int64_t>(t), table.state_offsets[k],
+      check_inside(infos[k].name, t, table.state_offsets[k],
                    infos[k].rowwise ? table.rows : table.rows * table.dim, states[k].numel());
     }
     pointers.push_back(states[k].mutable_data_ptr<float>());
@@ -101,27 +87,9 @@ void check_weights(const Layout& layout, const Tensor& weights) {
   check_tensor("weights", weights, weights.scalar_type(), 1);
   for (size_t t = 0; t < layout.tables.size(); ++t) {
     const Table& table = layout.tables[t];
-    check_inside("weights", static_cast<int64_t>(t), table.weights_offset, table.rows * table.dim,
-                 weights.numel());
+    check_inside("weights", t, table.weights_offset, table.rows * table.dim, weights.numel());
   }
 }
-
-// The optimizer's part of an op: what it is, its states and its options, all checked.
-struct OptimizerArguments {
-  std::vector<StateInfo> infos;
-  cpu::UpdateOptions options;
-
-  OptimizerArguments(int64_t optimizer, const std::vector<double>& hyperparameters,
-                     double max_gradient, bool stochastic_rounding, int64_t seed, int64_t step)
-      : options{static_cast<OptimType>(optimizer), hyperparameters.data(),
-                max_gradient_from(max_gradient),   stochastic_rounding,
-                static_cast<uint64_t>(seed),       static_cast<uint64_t>(step)} {
-    check_hyperparameters(options.optimizer, hyperparameters);
-    infos = states_of(options.optimizer, hyperparameters);
-  }
-
-  int64_t state_count() const { return static_cast<int64_t>(infos.size()); }
-};
 
 // Lookups that sort_lookups sorted, or nothing where the list is empty.
 std::optional<cpu::Segments> read_segments(const std::vector<Tensor>& segments, int64_t lookups) {
@@ -140,11 +108,28 @@ std::optional<cpu::Segments> read_segments(const std::vector<Tensor>& segments, 
                        reinterpret_cast<const uint32_t*>(segments[2].const_data_ptr<int32_t>())};
 }
 
+// The arguments that only a device has a use for.
+void check_no_device_tensors(std::initializer_list<const std::optional<Tensor>*> tensors,
+                             const std::optional<std::vector<Tensor>>& managed_states = {}) {
+  for (const std::optional<Tensor>* tensor : tensors) {
+    STD_TORCH_CHECK(!tensor->has_value(), "weights on the CPU take no tensors of a device");
+  }
+  STD_TORCH_CHECK(!managed_states.has_value(), "weights on the CPU take no managed states");
+}
+
 void fused_update_cpu(Tensor grad_output, Tensor weights, std::vector<Tensor> states,
                       Tensor table_layout, Tensor feature_table_map, Tensor indices, Tensor offsets,
                       std::optional<Tensor> per_sample_weights, std::vector<Tensor> segments,
                       int64_t pooling_mode, int64_t optimizer, std::vector<double> hyperparameters,
-                      double max_gradient, bool stochastic_rounding, int64_t seed, int64_t step) {
+                      double max_gradient, bool stochastic_rounding, int64_t seed, int64_t step,
+                      std::optional<Tensor> feature_bags, std::optional<Tensor> gradient_offsets,
+                      std::optional<Tensor> device_layout, std::optional<Tensor> step_scalars,
+                      std::optional<Tensor> managed_weights,
+                      std::optional<std::vector<Tensor>> managed_states,
+                      std::optional<Tensor> cache_weights, std::optional<Tensor> cache_locations) {
+  check_no_device_tensors(
+      {&device_layout, &step_scalars, &managed_weights, &cache_weights, &cache_locations},
+      managed_states);
   const OptimizerArguments arguments(optimizer, hyperparameters, max_gradient, stochastic_rounding,
                                      seed, step);
   const Layout layout = read_layout(table_layout, feature_table_map, arguments.state_count());
@@ -152,9 +137,11 @@ void fused_update_cpu(Tensor grad_output, Tensor weights, std::vector<Tensor> st
   const std::vector<float*> state_pointers = read_states(layout, arguments.infos, states);
   const auto sorted = read_segments(segments, indices.numel());
   dispatch(indices, weights, [&]<class Index, class Weight>(Index*, Weight*) {
-    auto batch = read_batch<Index>(layout, indices, offsets, pooling_from(pooling_mode));
-    read_weights(batch, per_sample_weights);
-    check_gradient(grad_output, layout, batch.batch_size, batch.lookups, batch.pooling);
+    const BatchArguments tensors{indices,      offsets,          per_sample_weights,
+                                 feature_bags, gradient_offsets, pooling_from(pooling_mode),
+                                 nullptr};
+    const auto batch = read_host_batch<Index>(layout, tensors, grad_output.numel());
+    check_gradient(grad_output, layout, batch);
     const auto bad = cpu::fused_update(
         layout, batch, sorted ? &*sorted : nullptr, grad_output.const_data_ptr<float>(),
         weights.mutable_data_ptr<Weight>(), state_pointers, arguments.options);
@@ -175,7 +162,9 @@ std::vector<Tensor> sort_lookups_cpu(Tensor table_layout, Tensor feature_table_m
   const Layout layout = read_layout_of_any(table_layout, feature_table_map);
   std::vector<Tensor> result;
   dispatch_index(indices, [&]<class Index>(Index*) {
-    const auto batch = read_batch<Index>(layout, indices, offsets, Pooling::kSum);
+    const std::optional<Tensor> none;
+    const BatchArguments tensors{indices, offsets, none, none, none, Pooling::kSum, nullptr};
+    const auto batch = read_host_batch<Index>(layout, tensors, 0);
     STD_TORCH_CHECK(batch.lookups < int64_t{1} << 31, "a batch of ", batch.lookups,
                     " lookups; at most 2^31 - 1 can be sorted beforehand");
     cpu::OwnedSegments segments;
@@ -186,6 +175,20 @@ std::vector<Tensor> sort_lookups_cpu(Tensor table_layout, Tensor feature_table_m
                                 segments.count + 1),
         copy_to_tensor<int32_t>(indices, ScalarType::Int, segments.positions.get(), batch.lookups)};
   });
+  return result;
+}
+
+// int64: every Table, then every Feature (lookup.h).
+Tensor device_layout_cpu(Tensor table_layout, Tensor feature_table_map) {
+  const Layout layout = read_layout_of_any(table_layout, feature_table_map);
+  static_assert(sizeof(Table) % sizeof(int64_t) == 0 && sizeof(Feature) % sizeof(int64_t) == 0);
+  const size_t table_bytes = layout.tables.size() * sizeof(Table);
+  const size_t feature_bytes = layout.features.size() * sizeof(Feature);
+  const int64_t size = static_cast<int64_t>((table_bytes + feature_bytes) / sizeof(int64_t));
+  Tensor result = torch::stable::new_empty(table_layout, {size}, ScalarType::Long);
+  char* bytes = static_cast<char*>(result.mutable_data_ptr());
+  std::memcpy(bytes, layout.tables.data(), table_bytes);
+  std::memcpy(bytes + table_bytes, layout.features.data(), feature_bytes);
   return result;
 }
 
@@ -200,7 +203,7 @@ History read_history(const Tensor& history, int64_t start, int64_t window, int64
   return {values, values + capacity, values + 2 * capacity, start, window, now};
 }
 
-void check_catches_up(const cpu::UpdateOptions& options) {
+void check_catches_up(const UpdateOptions& options) {
   select_optimizer(
       options.optimizer, options.hyperparameters, 0, []<class Optimizer>(const Optimizer&) {
         STD_TORCH_CHECK(Optimizer::kCatchesUp, "this optimizer cannot catch up rows that slept");
@@ -249,22 +252,25 @@ void catch_up_cpu(Tensor weights, std::vector<Tensor> states, Tensor row_steps, 
 Tensor per_sample_weight_grad_cpu(Tensor grad_output, Tensor weights, Tensor table_layout,
                                   Tensor feature_table_map, Tensor indices, Tensor offsets,
                                   std::optional<Tensor> feature_requires_grad, int64_t pooling_mode,
-                                  double max_gradient) {
+                                  double max_gradient, std::optional<Tensor> feature_bags,
+                                  std::optional<Tensor> gradient_offsets,
+                                  std::optional<Tensor> device_layout,
+                                  std::optional<Tensor> managed_weights,
+                                  std::optional<Tensor> cache_weights,
+                                  std::optional<Tensor> cache_locations) {
+  check_no_device_tensors({&device_layout, &managed_weights, &cache_weights, &cache_locations});
   const Layout layout = read_layout_of_any(table_layout, feature_table_map);
   check_weights(layout, weights);
-  const int32_t* required = nullptr;
-  if (feature_requires_grad.has_value()) {
-    check_tensor("feature_requires_grad", *feature_requires_grad, ScalarType::Int, 1);
-    STD_TORCH_CHECK(feature_requires_grad->numel() == feature_table_map.numel(),
-                    "feature_requires_grad has ", feature_requires_grad->numel(), " elements for ",
-                    feature_table_map.numel(), " features");
-    required = feature_requires_grad->const_data_ptr<int32_t>();
-  }
+  const int32_t* required = read_required(feature_requires_grad, layout, nullptr);
   Tensor result = torch::stable::new_empty(grad_output, {indices.numel()}, ScalarType::Float);
   dispatch(indices, weights, [&]<class Index, class Weight>(Index*, Weight*) {
-    const auto batch = read_batch<Index>(layout, indices, offsets, pooling_from(pooling_mode));
+    const std::optional<Tensor> none;
+    const BatchArguments tensors{indices,      offsets,          none,
+                                 feature_bags, gradient_offsets, pooling_from(pooling_mode),
+                                 nullptr};
+    const auto batch = read_host_batch<Index>(layout, tensors, grad_output.numel());
     STD_TORCH_CHECK(batch.pooling != Pooling::kNone, "per_sample_weights need pooling");
-    check_gradient(grad_output, layout, batch.batch_size, batch.lookups, batch.pooling);
+    check_gradient(grad_output, layout, batch);
     const auto bad = cpu::per_sample_weight_grad(
         layout, batch, grad_output.const_data_ptr<float>(), weights.const_data_ptr<Weight>(),
         required, max_gradient_from(max_gradient), result.mutable_data_ptr<float>());
@@ -275,40 +281,17 @@ Tensor per_sample_weight_grad_cpu(Tensor grad_output, Tensor weights, Tensor tab
 
 }  // namespace
 
-// clang-format off: one argument group a line.
 STABLE_TORCH_LIBRARY(torchrec_ext, m) {
-  // One optimizer step on every row that the batch looks up, from the gradient of the lookup's
-  // output. Updates weights and states in place; where an index or an offset is bad, raises before
-  // anything was changed. segments is the result of sort_lookups, or empty.
-  m.def(
-      "fused_update(Tensor grad_output, Tensor(a!) weights, Tensor(b!)[] states, "
-      "Tensor table_layout, Tensor feature_table_map, "
-      "Tensor indices, Tensor offsets, Tensor? per_sample_weights, Tensor[] segments, "
-      "int pooling_mode, int optimizer, float[] hyperparameters, float max_gradient, "
-      "bool stochastic_rounding, int seed, int step) -> ()");
-  // The gradient of per_sample_weights, float32 [lookups].
-  m.def(
-      "per_sample_weight_grad(Tensor grad_output, Tensor weights, "
-      "Tensor table_layout, Tensor feature_table_map, "
-      "Tensor indices, Tensor offsets, Tensor? feature_requires_grad, "
-      "int pooling_mode, float max_gradient) -> Tensor");
-  // The lookups sorted by row: rows, begins, positions (cpu/segments.h).
-  m.def(
-      "sort_lookups(Tensor table_layout, Tensor feature_table_map, Tensor indices, Tensor offsets)"
-      " -> Tensor[]");
-  // Applies to rows (None: all) the updates up to `now` that they slept through (catch_up.h).
-  m.def(
-      "catch_up(Tensor(a!) weights, Tensor(b!)[] states, Tensor(c!) row_steps, "
-      "Tensor table_layout, Tensor? rows, "
-      "Tensor history, int history_start, int window, int now, "
-      "int optimizer, float[] hyperparameters, bool stochastic_rounding, int seed) -> ()");
+  for (const char* schema : schemas::kAll) {
+    m.def(schema);
+  }
 }
-// clang-format on
 
 STABLE_TORCH_LIBRARY_IMPL(torchrec_ext, CPU, m) {
   m.impl("fused_update", TORCH_BOX(&fused_update_cpu));
   m.impl("per_sample_weight_grad", TORCH_BOX(&per_sample_weight_grad_cpu));
   m.impl("sort_lookups", TORCH_BOX(&sort_lookups_cpu));
+  m.impl("device_layout", TORCH_BOX(&device_layout_cpu));
   m.impl("catch_up", TORCH_BOX(&catch_up_cpu));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
 #include <bit>
@@ -9,6 +10,7 @@
 
 namespace torchrec_ext {
 
+using BFloat16 = torch::headeronly::BFloat16;
 using Half = torch::headeronly::Half;
 
 TORCHREC_EXT_INLINE uint64_t
@@ -24,43 +26,32 @@ TORCHREC_EXT_INLINE uint32_t mix32(uint32_t x) {  // "lowbias32" (Wellons, 2018)
   return x ^ (x >> 16);
 }
 
-// How a row's new weights are stored. `row` is the row's number among all rows of all tables.
+// How a row's new weights are stored. `step` counts the completed updates, `row` is the row's number
+// among all rows of all tables.
 template <class Weight>
 struct NearestRounding {
   using WeightType = Weight;
 
+  TORCHREC_EXT_INLINE void set_step(uint64_t /*step*/) {}
   TORCHREC_EXT_INLINE void begin_row(uint64_t /*row*/) {}
   TORCHREC_EXT_INLINE Weight operator()(float value, int64_t /*column*/) const {
     return static_cast<Weight>(value);
   }
 };
 
-// Rounds to one of the two neighbouring halves with probabilities that make the expectation equal
-// to the value. The random number depends on (seed, step, row, column) alone, hence not on the
-// order of execution.
-struct StochasticRounding {
-  using WeightType = Half;
+TORCHREC_EXT_INLINE uint32_t mask(bool condition) { return 0u - static_cast<uint32_t>(condition); }
 
-  uint64_t seed;
-  uint64_t step;
-  uint64_t row_key = 0;
+// Rounds a float to one that the weights' type represents exactly: one of its two neighbours there.
+template <class Weight>
+struct RoundTo;
 
-  TORCHREC_EXT_INLINE void begin_row(uint64_t row) {
-    row_key = mix64(mix64(mix64(seed + 0x9E3779B97F4A7C15ull) + step) + row);
-  }
-
-  TORCHREC_EXT_INLINE Half operator()(float value, int64_t column) const {
-    const uint32_t random =
-        mix32(static_cast<uint32_t>(row_key >> 32) +
-              mix32(static_cast<uint32_t>(row_key) + static_cast<uint32_t>(column)));
-    return static_cast<Half>(round_to_half(value, random));
-  }
-
-  // A float that a half represents exactly. From 2^-14 on, a half keeps 10 of a float's 23 mantissa
-  // bits: a random number below the lost 13 bits is added, then they are cut off. Below, halves are
-  // the multiples of 2^-24. Masks choose between the two, and infinity and NaN, because the
-  // compiler turns conditional expressions into branches here.
-  static TORCHREC_EXT_INLINE float round_to_half(float value, uint32_t random) {
+// From 2^-14 on, a half keeps 10 of a float's 23 mantissa bits: a random number below the lost 13
+// bits is added, then they are cut off. Below, halves are the multiples of 2^-24. Masks choose
+// between the two, and infinity and NaN, because the compiler turns conditional expressions into
+// branches here.
+template <>
+struct RoundTo<Half> {
+  static TORCHREC_EXT_INLINE float round(float value, uint32_t random) {
     const uint32_t bits = std::bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7FFFFFFFu;
     const uint32_t is_subnormal = mask(magnitude < 0x38800000u);  // 2^-14
@@ -74,9 +65,40 @@ struct StochasticRounding {
         (std::bit_cast<uint32_t>(subnormal) & is_subnormal) | (normal & ~is_subnormal);
     return std::bit_cast<float>((bits & 0x80000000u) | rounded);
   }
+};
 
-  static TORCHREC_EXT_INLINE uint32_t mask(bool condition) {
-    return 0u - static_cast<uint32_t>(condition);
+// A bfloat16 is the upper half of a float.
+template <>
+struct RoundTo<BFloat16> {
+  static TORCHREC_EXT_INLINE float round(float value, uint32_t random) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    const uint32_t lost = 0xFFFFu & mask((bits & 0x7FFFFFFFu) < 0x7F800000u);
+    return std::bit_cast<float>((bits + (random & lost)) & ~lost);
+  }
+};
+
+// Rounds to one of the two neighbours with probabilities that make the expectation equal to the
+// value. The random number depends on (seed, step, row, column) alone, hence not on the order of
+// execution.
+template <class Weight>
+struct StochasticRounding {
+  using WeightType = Weight;
+
+  uint64_t seed;
+  uint64_t step;
+  uint64_t row_key = 0;
+
+  TORCHREC_EXT_INLINE void set_step(uint64_t completed_updates) { step = completed_updates; }
+
+  TORCHREC_EXT_INLINE void begin_row(uint64_t row) {
+    row_key = mix64(mix64(mix64(seed + 0x9E3779B97F4A7C15ull) + step) + row);
+  }
+
+  TORCHREC_EXT_INLINE Weight operator()(float value, int64_t column) const {
+    const uint32_t random =
+        mix32(static_cast<uint32_t>(row_key >> 32) +
+              mix32(static_cast<uint32_t>(row_key) + static_cast<uint32_t>(column)));
+    return static_cast<Weight>(RoundTo<Weight>::round(value, random));
   }
 };
 

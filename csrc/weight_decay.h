@@ -12,7 +12,7 @@ struct WeightDecay {
   float l2 = 0.0f;
   float rate = 0.0f;  // learning_rate * weight_decay
 
-  WeightDecay(double learning_rate, double weight_decay, double mode) {
+  TORCHREC_EXT_INLINE WeightDecay(double learning_rate, double weight_decay, double mode) {
     if (static_cast<WeightDecayMode>(static_cast<int>(mode)) == WeightDecayMode::kL2) {
       l2 = static_cast<float>(weight_decay);
     } else if (static_cast<WeightDecayMode>(static_cast<int>(mode)) == WeightDecayMode::kDecouple) {

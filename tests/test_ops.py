@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from torchrec_ext import OptimType, ops
 
 from .modules import kernel_values
 
-CHUNK = 32
+FAN_OUT = 32
 
 
 def _arguments(**changes: Any) -> dict[str, Any]:
@@ -35,18 +36,17 @@ def _arguments(**changes: Any) -> dict[str, Any]:
 
 
 def _sum_in_order(rows: np.ndarray) -> np.ndarray:
-    """The canonical order: chunks of 32, each from its first element, then the chunks' sums."""
-    total = None
-    for begin in range(0, len(rows), CHUNK):
-        chunk = rows[begin].copy()
-        for row in rows[begin + 1 : begin + CHUNK]:
-            chunk = chunk + row
-        total = chunk if total is None else total + chunk
-    assert total is not None and total.dtype == np.float32
-    return total
+    """The canonical order: sums of 32 lookups, of 32 such sums, of 32 of those, then the rest."""
+    for size in (FAN_OUT, FAN_OUT, FAN_OUT, len(rows)):
+        groups = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+        rows = np.stack([functools.reduce(np.add, group) for group in groups])
+    assert rows.shape[0] == 1 and rows.dtype == np.float32
+    return rows[0]
 
 
-@pytest.mark.parametrize("lookups", [1, 2, 31, 32, 33, 64, 65, 1000, 1024, 1025, 5000])
+@pytest.mark.parametrize(
+    "lookups", [1, 2, 31, 32, 33, 64, 65, 1000, 1024, 1025, 5000, 32768, 32769, 68001]
+)
 @pytest.mark.parametrize("dim", [4, 20, 100])
 def test_sums_in_the_canonical_order(lookups, dim) -> None:
     gradient = torch.randn(lookups + 7, dim)
@@ -74,7 +74,7 @@ def test_sums_in_the_canonical_order(lookups, dim) -> None:
 
 @pytest.mark.parametrize("dim", [1, 3, 4, 31, 32, 33, 64, 100, 516, 2048])
 def test_row_sums_in_their_order(dim) -> None:
-    """32 partial sums by column modulo 32, folded by 16, 8, 4, 2, 1."""
+    """128 partial sums by column modulo 128, folded by 64, 32, .. 1."""
     gradient = torch.randn(1, dim)
     state = torch.zeros(1)
     ops.fused_update(
@@ -90,10 +90,10 @@ def test_row_sums_in_their_order(dim) -> None:
         optimizer=OptimType.EXACT_ROWWISE_ADAGRAD,
         hyperparameters=kernel_values(OptimType.EXACT_ROWWISE_ADAGRAD, lr=0.1, eps=0.0),
     )
-    partials = np.zeros(32, np.float32)
+    partials = np.zeros(128, np.float32)
     for column, g in enumerate(gradient[0].numpy()):
-        partials[column % 32] += g * g
-    fold = 16
+        partials[column % 128] += g * g
+    fold = 64
     while fold:
         partials[:fold] += partials[fold : 2 * fold]
         fold //= 2
@@ -138,7 +138,7 @@ BAD = [
     ({"grad_output": torch.ones(2, 12).double()}, "grad_output has the wrong dtype"),
     ({"grad_output": torch.ones(12, 2).t()}, "must be contiguous"),
     ({"weights": torch.zeros(51)}, "weights of table 1 ends at element 52"),
-    ({"weights": torch.zeros(52).double()}, "expected Float or Half"),
+    ({"weights": torch.zeros(52).double()}, "expected Float, Half or BFloat16"),
     ({"states": [torch.zeros(52)]}, "1 states, expected 2"),
     ({"states": [torch.zeros(52), torch.zeros(51)]}, "accum of table 1"),
     ({"states": [torch.zeros(52), torch.zeros(52).half()]}, "accum has the wrong dtype"),

@@ -6,15 +6,87 @@ Imports neither fbgemm_gpu nor torchrec.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from torchrec_ext import cuda
 from torchrec_ext.optim_type import OPTIM_TYPES, OptimType
+
+cuda.load()
+_LIBRARY = torch.ops.torchrec_ext
 
 #: FBGEMM's PoolingMode values.
 POOLING_SUM, POOLING_MEAN, POOLING_NONE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class VariableBatch:
+    """A batch whose features have different batch sizes; ``grad_output`` is then flat.
+
+    Attributes:
+        feature_bags: int64 ``[features + 1]``, where each feature's bags begin, and their end.
+        gradient_offsets: int64 ``[bags]``, where each bag's output gradient begins in
+            ``grad_output``.
+    """
+
+    feature_bags: Tensor
+    gradient_offsets: Tensor
+
+
+@dataclass(frozen=True)
+class DeviceTables:
+    """What kernels on a device need to know of the tables, in its memory.
+
+    Attributes:
+        layout: :func:`device_layout`'s, on the device.
+        managed_weights: The weights of tables in managed memory, flat; offsets in ``table_layout``
+            count through ``weights`` and then through these.
+        managed_states: The same for each state.
+        cache_weights: ``[slots, columns]``, cached rows of ``managed_weights``.
+        cache_locations: int32 ``[lookups]``, the slot of each lookup's row, or -1.
+    """
+
+    layout: Tensor
+    managed_weights: Tensor | None = None
+    managed_states: Sequence[Tensor] | None = None
+    cache_weights: Tensor | None = None
+    cache_locations: Tensor | None = None
+
+
+def device_layout(
+    table_layout: Tensor, feature_table_map: Tensor, device: torch.device
+) -> DeviceTables:
+    """Puts a layout onto a device, once for all steps.
+
+    Args:
+        table_layout: As in :func:`fused_update`, on the CPU.
+        feature_table_map: As in :func:`fused_update`, on the CPU.
+        device: Where the weights are.
+    """
+    layout = _LIBRARY.device_layout(table_layout, feature_table_map)
+    return DeviceTables(layout.to(device))
+
+
+def step_scalars(
+    hyperparameters: Sequence[float], completed_updates: int, device: torch.device
+) -> Tensor:
+    """What changes from step to step, as kernels on a device read it.
+
+    Args:
+        hyperparameters: As in :func:`fused_update`.
+        completed_updates: The updates so far.
+        device: Where the weights are.
+
+    Returns:
+        int64 ``[1 + hyperparameters]``: the updates, then the hyperparameters as the bits of
+        float64. A captured graph follows what is written here before a replay.
+    """
+    bits = [struct.unpack("<q", struct.pack("<d", value))[0] for value in hyperparameters]
+    return torch.tensor([completed_updates, *bits], dtype=torch.int64).to(device)
 
 
 def fused_update(
@@ -35,21 +107,30 @@ def fused_update(
     stochastic_rounding: bool = False,
     seed: int = 0,
     step: int = 0,
+    variable_batch: VariableBatch | None = None,
+    tables: DeviceTables | None = None,
+    scalars: Tensor | None = None,
 ) -> None:
     """Applies one optimizer step to every row that a batch looks up, in place.
 
-    A row's gradients are summed in float32 before the update: chunks of 32 lookups, each started
-    from its first element, then the chunk sums in order. Weights and states get the same bits
-    whatever the number of threads or the instruction set.
+    On a device nothing waits for the host, and a CUDA graph can capture the call: what changes from
+    step to step is read from ``scalars`` there.
+
+    A row's gradients are summed in float32 before the update, in the order of
+    ``csrc/gradient_order.h``. Weights and states get the same bits whatever the number of threads,
+    the instruction set or the device.
 
     Args:
-        grad_output: Gradient of the lookup's output, float32, contiguous: ``[batch_size, sum of the
-            features' dims]``, or ``[lookups, D]`` without pooling.
-        weights: All tables' weights, flat, float32 or float16.
+        grad_output: Gradient of the lookup's output: ``[batch_size, sum of the features' dims]``,
+            or ``[lookups, D]`` without pooling. float32 and contiguous on the CPU; float32,
+            float16 or bfloat16 on CUDA.
+        weights: All tables' weights, flat, float32, float16 or bfloat16. All other tensors are on
+            the same device, but for the next two of integers.
         states: The optimizer's states in the order of its spec, each flat, float32.
-        table_layout: int64 ``[tables, 3 + len(states)]``: rows, dim, the table's first element in
-            ``weights`` and in each state.
-        feature_table_map: int64 ``[features]``, the table that each feature reads.
+        table_layout: int64 ``[tables, 3 + len(states)]``, on the CPU: rows, dim, the table's first
+            element in ``weights`` and in each state. On CUDA dims are multiples of 4 up to 2048,
+            and tables begin at multiples of 4.
+        feature_table_map: int64 ``[features]``, on the CPU: the table that each feature reads.
         indices: int32 or int64 ``[lookups]``.
         offsets: Of the same dtype, ``[features * batch_size + 1]``: where each bag starts in
             ``indices``, feature by feature.
@@ -60,15 +141,26 @@ def fused_update(
         hyperparameters: Its ``kernel_hyperparameters``.
         max_gradient: Each element of ``grad_output`` is clamped to ``[-max_gradient,
             max_gradient]`` first.
-        stochastic_rounding: How float16 weights are rounded; to nearest where false.
+        stochastic_rounding: How float16 and bfloat16 weights are rounded; to nearest where false.
         seed: Key of the stochastic rounding.
-        step: Key of the stochastic rounding; must differ from update to update.
+        step: The completed updates; also a key of the stochastic rounding.
+        variable_batch: The batch sizes where they differ; None: all features have the same.
+        tables: For CUDA; None: made for this call.
+        scalars: :func:`step_scalars` for CUDA, which then go before ``hyperparameters`` and
+            ``step``; None: made of these for this call.
 
     Raises:
         RuntimeError: An argument has a wrong shape, dtype or device, an index is outside of its
-            table, or the offsets are not ascending. Nothing was changed.
+            table, or the offsets are not ascending. Nothing was changed. On CUDA bad indices and
+            offsets are device-side assertions, which end the process's use of the device.
     """
-    torch.ops.torchrec_ext.fused_update(
+    if _is_on_device(weights):
+        cuda.check_available("fused_update")
+        if tables is None:
+            tables = device_layout(table_layout, feature_table_map, weights.device)
+        if scalars is None:
+            scalars = step_scalars(hyperparameters, step, weights.device)
+    _LIBRARY.fused_update(
         grad_output,
         weights,
         states,
@@ -85,6 +177,9 @@ def fused_update(
         stochastic_rounding,
         seed,
         step,
+        step_scalars=scalars,
+        managed_states=None if tables is None else tables.managed_states,
+        **_batch_and_tables(variable_batch, tables),
     )
 
 
@@ -99,6 +194,8 @@ def per_sample_weight_grad(
     *,
     pooling_mode: int,
     max_gradient: float = math.inf,
+    variable_batch: VariableBatch | None = None,
+    tables: DeviceTables | None = None,
 ) -> Tensor:
     """The gradient of ``per_sample_weights``.
 
@@ -114,6 +211,8 @@ def per_sample_weight_grad(
             all features require it.
         pooling_mode: ``POOLING_SUM`` or ``POOLING_MEAN``.
         max_gradient: As in :func:`fused_update`.
+        variable_batch: As in :func:`fused_update`.
+        tables: As in :func:`fused_update`.
 
     Returns:
         float32 ``[lookups]``: the inner product of the bag's output gradient with the row looked
@@ -122,7 +221,11 @@ def per_sample_weight_grad(
     Raises:
         RuntimeError: As :func:`fused_update`.
     """
-    return torch.ops.torchrec_ext.per_sample_weight_grad(
+    if _is_on_device(weights):
+        cuda.check_available("per_sample_weight_grad")
+        if tables is None:
+            tables = device_layout(table_layout, feature_table_map, weights.device)
+    return _LIBRARY.per_sample_weight_grad(
         grad_output,
         weights,
         table_layout,
@@ -132,7 +235,26 @@ def per_sample_weight_grad(
         feature_requires_grad,
         pooling_mode,
         max_gradient,
+        **_batch_and_tables(variable_batch, tables),
     )
+
+
+def _is_on_device(weights: Tensor) -> bool:
+    return weights.is_cuda
+
+
+def _batch_and_tables(
+    batch: VariableBatch | None, tables: DeviceTables | None
+) -> dict[str, Tensor | None]:
+    """Both as arguments of the ops."""
+    return {
+        "feature_bags": None if batch is None else batch.feature_bags,
+        "gradient_offsets": None if batch is None else batch.gradient_offsets,
+        "device_layout": None if tables is None else tables.layout,
+        "managed_weights": None if tables is None else tables.managed_weights,
+        "cache_weights": None if tables is None else tables.cache_weights,
+        "cache_locations": None if tables is None else tables.cache_locations,
+    }
 
 
 def sort_lookups(
@@ -154,7 +276,7 @@ def sort_lookups(
     Raises:
         RuntimeError: An index is outside of its table, or the offsets are not ascending.
     """
-    return torch.ops.torchrec_ext.sort_lookups(table_layout, feature_table_map, indices, offsets)
+    return _LIBRARY.sort_lookups(table_layout, feature_table_map, indices, offsets)
 
 
 def catch_up(
@@ -194,7 +316,7 @@ def catch_up(
     Raises:
         RuntimeError: An argument is wrong, or a row is older than the history. Nothing was changed.
     """
-    torch.ops.torchrec_ext.catch_up(
+    _LIBRARY.catch_up(
         weights,
         states,
         row_steps,
@@ -212,7 +334,7 @@ def catch_up(
 
 
 @torch.library.register_fake("torchrec_ext::fused_update")
-def _fused_update_fake(grad_output: Tensor, *_: object) -> None:
+def _fused_update_fake(grad_output: Tensor, *_: object, **__: object) -> None:
     return None
 
 
@@ -224,8 +346,14 @@ def _per_sample_weight_grad_fake(
     feature_table_map: Tensor,
     indices: Tensor,
     *_: object,
+    **__: object,
 ) -> Tensor:
     return grad_output.new_empty(indices.numel(), dtype=torch.float32)
+
+
+@torch.library.register_fake("torchrec_ext::device_layout")
+def _device_layout_fake(table_layout: Tensor, feature_table_map: Tensor) -> Tensor:
+    return table_layout.new_empty(torch.library.get_ctx().new_dynamic_size())
 
 
 @torch.library.register_fake("torchrec_ext::sort_lookups")

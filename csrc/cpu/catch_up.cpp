@@ -86,5 +86,7 @@ template void catch_up(const Layout&, const int64_t*, int64_t, float*, const std
                        int32_t*, const History&, const UpdateOptions&);
 template void catch_up(const Layout&, const int64_t*, int64_t, Half*, const std::vector<float*>&,
                        int32_t*, const History&, const UpdateOptions&);
+template void catch_up(const Layout&, const int64_t*, int64_t, BFloat16*,
+                       const std::vector<float*>&, int32_t*, const History&, const UpdateOptions&);
 
 }  // namespace torchrec_ext::cpu

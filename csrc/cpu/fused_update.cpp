@@ -9,62 +9,59 @@
 namespace torchrec_ext::cpu {
 namespace {
 
-// Rows with more lookups than this are summed by all threads, chunk by chunk.
-constexpr int64_t kLongRow = 1024;
 constexpr int64_t kRowsPerBlock = 512;
-constexpr int64_t kChunksPerBlock = 16;
 
-struct Chunk {
+struct Node {
   int64_t begin;
   int64_t end;
   int64_t dim;
 };
 
-struct ChunkSums {
+struct NodeSums {
   std::vector<int64_t> long_rows;  // [segments], or empty where no row is long
-  std::unique_ptr<float[]> sums;   // [chunks, max_dim]
+  std::unique_ptr<float[]> sums;   // [nodes, max_dim]
 };
 
-std::vector<Chunk> find_chunks(const Layout& layout, const Segments& segments,
-                               std::vector<int64_t>& long_rows) {
-  std::vector<Chunk> chunks;
+std::vector<Node> find_nodes(const Layout& layout, const Segments& segments,
+                             std::vector<int64_t>& long_rows) {
+  std::vector<Node> nodes;
   for (int64_t s = 0; s < segments.count; ++s) {
     const int64_t begin = segments.begins[s];
     const int64_t end = segments.begins[s + 1];
-    if (end - begin <= kLongRow) {
+    if (end - begin <= kNode) {
       continue;
     }
     if (long_rows.empty()) {
       long_rows.assign(static_cast<size_t>(segments.count), -1);
     }
-    long_rows[static_cast<size_t>(s)] = static_cast<int64_t>(chunks.size());
+    long_rows[static_cast<size_t>(s)] = static_cast<int64_t>(nodes.size());
     const int64_t dim = layout.table_of(segments.rows[s]).dim;
-    for (int64_t at = begin; at < end; at += kChunk) {
-      chunks.push_back({at, std::min(at + kChunk, end), dim});
+    for (int64_t at = begin; at < end; at += kNode) {
+      nodes.push_back({at, std::min(at + kNode, end), dim});
     }
   }
-  return chunks;
+  return nodes;
 }
 
-ChunkSums sum_long_rows(const Layout& layout, const Segments& segments,
-                        const GradientSource& source) {
-  ChunkSums result;
-  const std::vector<Chunk> chunks = find_chunks(layout, segments, result.long_rows);
-  const int64_t count = static_cast<int64_t>(chunks.size());
+// The rows of more than kNode lookups are summed by all threads, node by node.
+NodeSums sum_long_rows(const Layout& layout, const Segments& segments,
+                       const GradientSource& source) {
+  NodeSums result;
+  const std::vector<Node> nodes = find_nodes(layout, segments, result.long_rows);
+  const int64_t count = static_cast<int64_t>(nodes.size());
   if (count == 0) {
     return result;
   }
   result.sums.reset(new float[static_cast<size_t>(count * layout.max_dim)]);
   float* sums = result.sums.get();
-  for_each_block(
-      count, kChunksPerBlock, slice_count(count * kChunk), [&](int64_t first, int64_t last) {
-        run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA {
-          for (int64_t c = first; c < last; ++c) {
-            const Chunk& chunk = chunks[static_cast<size_t>(c)];
-            source.sum_chunk(chunk.begin, chunk.end, chunk.dim, sums + c * layout.max_dim);
-          }
-        });
-      });
+  for_each_block(count, 1, slice_count(count * kNode), [&](int64_t number, int64_t) {
+    std::vector<float> scratch(static_cast<size_t>(layout.max_dim));
+    const Node& node = nodes[static_cast<size_t>(number)];
+    run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA {
+      source.sum_node(node.begin, node.end, node.dim, sums + number * layout.max_dim,
+                      scratch.data());
+    });
+  });
   return result;
 }
 
@@ -95,15 +92,14 @@ BadLookup fused_update(const Layout& layout, const Batch<Index>& batch, const Se
   }
   const Segments segments = sorted == nullptr ? owned.view() : *sorted;
   const GradientSource source{gradient, segments.positions, &contributions, options.max_gradient};
-  const ChunkSums chunk_sums = sum_long_rows(layout, segments, source);
-  const UpdateTask<Weight> task{
-      &layout,
-      segments,
-      source,
-      weights,
-      states,
-      chunk_sums.sums.get(),
-      chunk_sums.long_rows.empty() ? nullptr : chunk_sums.long_rows.data()};
+  const NodeSums node_sums = sum_long_rows(layout, segments, source);
+  const UpdateTask<Weight> task{&layout,
+                                segments,
+                                source,
+                                weights,
+                                states,
+                                node_sums.sums.get(),
+                                node_sums.long_rows.empty() ? nullptr : node_sums.long_rows.data()};
   const auto update = [&](const auto& optimizer) {
     with_rounding<Weight>(options, [&](const auto& rounding) {
       update_rows(optimizer, rounding, task, batch.lookups);
@@ -122,6 +118,8 @@ TORCHREC_EXT_INSTANTIATE(int32_t, float);
 TORCHREC_EXT_INSTANTIATE(int64_t, float);
 TORCHREC_EXT_INSTANTIATE(int32_t, Half);
 TORCHREC_EXT_INSTANTIATE(int64_t, Half);
+TORCHREC_EXT_INSTANTIATE(int32_t, BFloat16);
+TORCHREC_EXT_INSTANTIATE(int64_t, BFloat16);
 #undef TORCHREC_EXT_INSTANTIATE
 
 }  // namespace torchrec_ext::cpu

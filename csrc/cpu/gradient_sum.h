@@ -3,21 +3,13 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../macros.h"
+#include "../gradient_order.h"
 #include "segments.h"
 
 namespace torchrec_ext::cpu {
 
-// The canonical order of a row's sum: chunks of 32 lookups, each started from its first element,
-// then the chunk sums in order. Chunks of a long row can so be summed by several threads, and on a
-// GPU by several warps, with the same bits.
-inline constexpr int64_t kChunk = 32;
-
-// FBGEMM clips the output gradient, element by element, before per-sample weights and pooling. NaN
-// passes through.
-TORCHREC_EXT_INLINE float clip(float g, float max_gradient) {
-  return g < -max_gradient ? -max_gradient : (g > max_gradient ? max_gradient : g);
-}
+inline constexpr int64_t kChunk = sum_size(0);
+inline constexpr int64_t kNode = sum_size(1);
 
 struct GradientSource {
   const float* gradient;
@@ -51,6 +43,23 @@ struct GradientSource {
       for (int64_t column = 0; column < dim; ++column) {
         out[column] += clip(next[column], max_gradient) * next_scale;
       }
+    }
+  }
+
+  // sum = the sum over at most kNode lookups; chunk is scratch of the same size.
+  TORCHREC_EXT_INLINE void sum_node(int64_t begin, int64_t end, int64_t dim,
+                                    float* __restrict__ sum, float* __restrict__ chunk) const {
+    sum_chunk(begin, std::min(begin + kChunk, end), dim, sum);
+    for (int64_t at = begin + kChunk; at < end; at += kChunk) {
+      sum_chunk(at, std::min(at + kChunk, end), dim, chunk);
+      add(chunk, dim, sum);
+    }
+  }
+
+  static TORCHREC_EXT_INLINE void add(const float* __restrict__ addend, int64_t dim,
+                                      float* __restrict__ sum) {
+    for (int64_t column = 0; column < dim; ++column) {
+      sum[column] += addend[column];
     }
   }
 };

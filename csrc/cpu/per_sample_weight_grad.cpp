@@ -27,12 +27,10 @@ struct WeightGradient {
   }
 
   TORCHREC_EXT_INLINE int64_t run_bag(int64_t bag, int64_t begin, int64_t end) const {
-    const int64_t f = bag / batch.batch_size;
+    const int64_t f = batch.feature_of(bag);
     const Feature& feature = layout.features[static_cast<size_t>(f)];
-    const Table& table = layout.tables[static_cast<size_t>(feature.table)];
-    const float* g =
-        gradient + (bag % batch.batch_size) * layout.total_columns + feature.first_column;
-    const float length = batch.pooling == Pooling::kMean ? static_cast<float>(end - begin) : 1.0f;
+    const Table& table = layout.table_of_feature(f);
+    const float* g = gradient + batch.gradient_offset(begin, bag, f, feature, table.dim);
     const bool required = feature_requires_grad == nullptr || feature_requires_grad[f] != 0;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t index = batch.indices[i];
@@ -43,7 +41,7 @@ struct WeightGradient {
       const float product = reduce_row(table.dim, [&](int64_t column) TORCHREC_EXT_INLINE_LAMBDA {
         return clip(g[column], max_gradient) * static_cast<float>(row[column]);
       });
-      out[i] = required ? product / length : 0.0f;
+      out[i] = required ? product * batch.scale(i, end - begin) : 0.0f;
     }
     return -1;
   }
@@ -58,10 +56,9 @@ BadLookup per_sample_weight_grad(const Layout& layout, const Batch<Index>& batch
                                  float* gradient_of_weights) {
   const WeightGradient<Index, Weight> body{
       layout, batch, gradient, weights, feature_requires_grad, max_gradient, gradient_of_weights};
-  const int64_t bags = static_cast<int64_t>(layout.features.size()) * batch.batch_size;
   const int64_t slices = slice_count(batch.lookups);
   std::vector<BadLookup> bad(static_cast<size_t>(slices));
-  for_each_slice(bags, slices, [&](int64_t slice, int64_t first, int64_t last) {
+  for_each_slice(batch.bags, slices, [&](int64_t slice, int64_t first, int64_t last) {
     run_with_best_capability([&]() TORCHREC_EXT_INLINE_LAMBDA {
       bad[static_cast<size_t>(slice)] = body.run(first, last);
     });
@@ -76,6 +73,8 @@ TORCHREC_EXT_INSTANTIATE(int32_t, float);
 TORCHREC_EXT_INSTANTIATE(int64_t, float);
 TORCHREC_EXT_INSTANTIATE(int32_t, Half);
 TORCHREC_EXT_INSTANTIATE(int64_t, Half);
+TORCHREC_EXT_INSTANTIATE(int32_t, BFloat16);
+TORCHREC_EXT_INSTANTIATE(int64_t, BFloat16);
 #undef TORCHREC_EXT_INSTANTIATE
 
 }  // namespace torchrec_ext::cpu

@@ -19,9 +19,9 @@ struct UpdateTask {
   GradientSource source;
   Weight* weights;
   std::vector<float*> states;
-  // Chunk sums of long rows, computed beforehand: [chunk, max_dim] from long_rows[segment], which
-  // is -1 for other rows.
-  const float* chunk_sums;
+  // Sums over kNode lookups each of the rows that have more, computed beforehand: [node, max_dim]
+  // from long_rows[segment], which is -1 for other rows.
+  const float* node_sums;
   const int64_t* long_rows;
 };
 
@@ -75,32 +75,30 @@ class RowRunner {
     update_row(optimizer_, rounding_, access_.weight(*table, row), states, sum, dim);
   }
 
-  TORCHREC_EXT_INLINE void sum_gradient(int64_t segment, int64_t dim, float* __restrict__ sum,
-                                        float* __restrict__ chunk) const {
+  TORCHREC_EXT_INLINE void sum_gradient(int64_t segment, int64_t dim, float* sum,
+                                        float* scratch) const {
     const int64_t begin = task_.segments.begins[segment];
     const int64_t end = task_.segments.begins[segment + 1];
     const int64_t long_row = task_.long_rows == nullptr ? -1 : task_.long_rows[segment];
     if (long_row < 0) {
-      task_.source.sum_chunk(begin, std::min(begin + kChunk, end), dim, sum);
-    } else {
-      std::copy_n(chunk_sum(long_row), dim, sum);
+      task_.source.sum_node(begin, end, dim, sum, scratch);
+      return;
     }
-    int64_t chunk_number = 1;
-    for (int64_t at = begin + kChunk; at < end; at += kChunk, ++chunk_number) {
-      const float* addend = chunk;
-      if (long_row < 0) {
-        task_.source.sum_chunk(at, std::min(at + kChunk, end), dim, chunk);
-      } else {
-        addend = chunk_sum(long_row + chunk_number);
+    const int64_t nodes = (end - begin + kNode - 1) / kNode;
+    for (int64_t first = 0; first < nodes; first += kFanOut) {
+      float* group = first == 0 ? sum : scratch;
+      std::copy_n(node_sum(long_row + first), dim, group);
+      for (int64_t node = first + 1; node < std::min(first + kFanOut, nodes); ++node) {
+        GradientSource::add(node_sum(long_row + node), dim, group);
       }
-      for (int64_t column = 0; column < dim; ++column) {
-        sum[column] += addend[column];
+      if (first != 0) {
+        GradientSource::add(group, dim, sum);
       }
     }
   }
 
-  TORCHREC_EXT_INLINE const float* chunk_sum(int64_t chunk) const {
-    return task_.chunk_sums + chunk * task_.layout->max_dim;
+  TORCHREC_EXT_INLINE const float* node_sum(int64_t node) const {
+    return task_.node_sums + node * task_.layout->max_dim;
   }
 
   const Optimizer& optimizer_;

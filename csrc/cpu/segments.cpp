@@ -13,17 +13,16 @@ std::unique_ptr<Value[]> uninitialized(int64_t size) {
   return std::unique_ptr<Value[]>(new Value[static_cast<size_t>(size)]);
 }
 
-// Calls visit_lookups(bag, feature, table, begin, end) for all bags, in parallel, once their offsets
-// and indices are known to be good.
+// Calls visit_lookups(bag, feature's number, table, begin, end) for all bags, in parallel, once their
+// offsets and indices are known to be good.
 template <class Index, class Visit>
 BadLookup visit_checked_bags(const Layout& layout, const Batch<Index>& batch,
                              const Visit& visit_lookups) {
-  const int64_t bags = static_cast<int64_t>(layout.features.size()) * batch.batch_size;
   const int64_t slices = slice_count(batch.lookups);
   std::vector<BadLookup> bad(static_cast<size_t>(slices));
   const auto visit_bag = [&](int64_t bag, int64_t begin, int64_t end) -> int64_t {
-    const Feature& feature = layout.features[static_cast<size_t>(bag / batch.batch_size)];
-    const Table& table = layout.tables[static_cast<size_t>(feature.table)];
+    const int64_t feature = batch.feature_of(bag);
+    const Table& table = layout.table_of_feature(feature);
     for (int64_t i = begin; i < end; ++i) {
       if (batch.indices[i] < 0 || batch.indices[i] >= table.rows) {
         return i;
@@ -32,7 +31,7 @@ BadLookup visit_checked_bags(const Layout& layout, const Batch<Index>& batch,
     visit_lookups(bag, feature, table, begin, end);
     return -1;
   };
-  for_each_slice(bags, slices, [&](int64_t slice, int64_t first, int64_t last) {
+  for_each_slice(batch.bags, slices, [&](int64_t slice, int64_t first, int64_t last) {
     bad[static_cast<size_t>(slice)] = visit_bags(batch, first, last, visit_bag);
   });
   return first_bad(bad);
@@ -72,8 +71,7 @@ void find_segments(const Key* keys, int64_t lookups, OwnedSegments& segments) {
 template <class Index, class Key>
 BadLookup sort_with_keys(const Layout& layout, const Batch<Index>& batch, OwnedSegments& segments) {
   auto keys = uninitialized<Key>(batch.lookups);
-  const auto write_keys = [&](int64_t, const Feature&, const Table& table, int64_t begin,
-                              int64_t end) {
+  const auto write_keys = [&](int64_t, int64_t, const Table& table, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       keys[i] = static_cast<Key>(table.first_row + batch.indices[i]);
     }
@@ -102,23 +100,20 @@ template <class Index>
 BadLookup find_contributions(const Layout& layout, const Batch<Index>& batch,
                              Contributions& contributions) {
   contributions.gradient_offsets = uninitialized<int64_t>(batch.lookups);
-  if (batch.per_sample_weights != nullptr || batch.pooling == Pooling::kMean) {
+  if (batch.has_scales()) {
     contributions.scales = uninitialized<float>(batch.lookups);
   }
-  const auto find = [&](int64_t bag, const Feature& feature, const Table& table, int64_t begin,
+  const auto find = [&](int64_t bag, int64_t number, const Table& table, int64_t begin,
                         int64_t end) {
-    const int64_t pooled_offset =
-        (bag % batch.batch_size) * layout.total_columns + feature.first_column;
+    const Feature& feature = layout.features[static_cast<size_t>(number)];
+    const int64_t first = batch.gradient_offset(begin, bag, number, feature, table.dim);
+    const int64_t stride = batch.pooling == Pooling::kNone ? table.dim : 0;
     for (int64_t i = begin; i < end; ++i) {
-      contributions.gradient_offsets[i] =
-          batch.pooling == Pooling::kNone ? i * table.dim : pooled_offset;
+      contributions.gradient_offsets[i] = first + (i - begin) * stride;
     }
     if (contributions.scales != nullptr) {
-      const float length = batch.pooling == Pooling::kMean ? static_cast<float>(end - begin) : 1.0f;
       for (int64_t i = begin; i < end; ++i) {
-        const float weight =
-            batch.per_sample_weights != nullptr ? batch.per_sample_weights[i] : 1.0f;
-        contributions.scales[i] = weight / length;
+        contributions.scales[i] = batch.scale(i, end - begin);
       }
     }
   };

@@ -46,7 +46,7 @@ struct Adam {
   WeightDecay decay;
   BiasCorrection global;
 
-  Adam(const double* h, int64_t completed_updates)
+  TORCHREC_EXT_INLINE Adam(const double* h, int64_t completed_updates)
       : beta1(h[1]),
         beta2(h[2]),
         eps_double(h[3]),

@@ -21,7 +21,7 @@ struct ExactAdagrad {
   float learning_rate;
   float eps;
 
-  ExactAdagrad(const double* h, int64_t /*completed_updates*/)
+  TORCHREC_EXT_INLINE ExactAdagrad(const double* h, int64_t /*completed_updates*/)
       : learning_rate(static_cast<float>(h[0])), eps(static_cast<float>(h[1])) {}
 
   template <class Visitor>

@@ -28,7 +28,7 @@ struct ExactRowWiseAdagrad {
   float eps;
   WeightDecay decay;
 
-  ExactRowWiseAdagrad(const double* h, int64_t /*completed_updates*/)
+  TORCHREC_EXT_INLINE ExactRowWiseAdagrad(const double* h, int64_t /*completed_updates*/)
       : learning_rate(static_cast<float>(h[0])),
         eps(static_cast<float>(h[1])),
         decay(h[0], h[2], h[3]) {}

@@ -37,7 +37,7 @@ struct ExactSgd {
   float buffered;  // how much of the buffer
   WeightDecay decay;
 
-  ExactSgd(const double* h, int64_t completed_updates)
+  TORCHREC_EXT_INLINE ExactSgd(const double* h, int64_t completed_updates)
       : momentum_double(h[1]),
         learning_rate(static_cast<float>(h[0])),
         momentum(static_cast<float>(h[1])),

@@ -33,7 +33,7 @@ struct Ftrl {
   float l2_reg;
   double exponent;
 
-  Ftrl(const double* h, int64_t /*completed_updates*/)
+  TORCHREC_EXT_INLINE Ftrl(const double* h, int64_t /*completed_updates*/)
       : inverse_learning_rate(static_cast<float>(1.0 / h[0])),
         ftrl_beta(static_cast<float>(h[1])),
         l1_reg(static_cast<float>(h[2])),

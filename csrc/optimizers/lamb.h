@@ -33,7 +33,7 @@ struct Lamb {
   Moments moments;
   BiasCorrection correction;
 
-  Lamb(const double* h, int64_t completed_updates)
+  TORCHREC_EXT_INLINE Lamb(const double* h, int64_t completed_updates)
       : learning_rate(static_cast<float>(h[0])),
         eps(static_cast<float>(h[3])),
         weight_decay(static_cast<float>(h[4])),

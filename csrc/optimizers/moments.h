@@ -27,7 +27,7 @@ struct Moments {
   float one_minus_beta1;
   float one_minus_beta2;
 
-  Moments(double beta1, double beta2)
+  TORCHREC_EXT_INLINE Moments(double beta1, double beta2)
       : beta1(static_cast<float>(beta1)),
         beta2(static_cast<float>(beta2)),
         one_minus_beta1(static_cast<float>(1.0 - beta1)),

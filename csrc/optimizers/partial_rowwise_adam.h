@@ -29,7 +29,7 @@ struct PartialRowWiseAdam {
   WeightDecay decay;
   BiasCorrection correction;
 
-  PartialRowWiseAdam(const double* h, int64_t completed_updates)
+  TORCHREC_EXT_INLINE PartialRowWiseAdam(const double* h, int64_t completed_updates)
       : learning_rate(static_cast<float>(h[0])),
         eps(static_cast<float>(h[3])),
         moments(h[1], h[2]),

@@ -1,0 +1,210 @@
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "../optimizers/optimizer.h"
+#include "../rounding.h"
+#include "device_layout.h"
+#include "dynamic_shared_memory.h"
+#include "gradient_sum.h"
+
+namespace torchrec_ext::cuda {
+
+// Everything that the update of a batch's rows reads, but for the optimizer and the rounding.
+template <class Weight>
+struct UpdateTask {
+  DeviceLayout layout;
+  Segments segments;
+  GradientSource source;
+  StoredSums stored;
+  Weights<Weight> weights;
+  Buffers<float> states[kMaxStates];
+  int64_t max_dim;
+};
+
+// What changes from step to step, in device memory.
+template <class Optimizer>
+struct Step {
+  Optimizer optimizer;
+  int64_t completed_updates;
+};
+
+// step_scalars: the completed updates, then the hyperparameters as the bits of doubles.
+template <class Optimizer>
+__global__ void begin_step_kernel(const int64_t* step_scalars, Step<Optimizer>* step) {
+  const double* hyperparameters = reinterpret_cast<const double*>(step_scalars + 1);
+  *step = {Optimizer(hyperparameters, step_scalars[0]), step_scalars[0]};
+}
+
+// One row's part of an optimizer step, worked on by several lanes.
+template <class Optimizer, class Rounding>
+class RowUpdater {
+ public:
+  using Weight = typename Rounding::WeightType;
+  using Row = typename Optimizer::Row;
+  static constexpr bool kReduces = Optimizer::kReductions > 0;
+
+  // sums: where the row's gradient is kept between the reductions and the update, [max_dim] for each
+  // group of lanes.
+  __device__ __forceinline__ RowUpdater(const Optimizer& optimizer, const Rounding& rounding,
+                                        const UpdateTask<Weight>& task, const Lanes& lanes,
+                                        float* sums)
+      : optimizer_(optimizer), rounding_(rounding), task_(task), lanes_(lanes), sums_(sums) {}
+
+  __device__ __forceinline__ void update(uint32_t begin, uint32_t end) {
+    begin_ = begin;
+    end_ = end;
+    const int64_t number = task_.segments.row(begin);
+    const Table& table = task_.layout.table_of(number);
+    find_row(table, number - table.first_row);
+    rounding_.begin_row(static_cast<uint64_t>(number));
+    const Row row = begin_row();
+    for (int base = 0; base < dim_; base += lanes_.columns()) {
+      const int column = base + lanes_.first_column();
+      const bool active = column < dim_;
+      Columns gradient = Columns::nothing();
+      if constexpr (!kReduces) {
+        gradient = sum(column, active);
+      }
+      if (active) {
+        if constexpr (kReduces) {
+          gradient = load_columns(sums_ + column);
+        }
+        update_columns(column, gradient, row);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kColumnStates = count_states<Optimizer>(false);
+  static constexpr int kRowStates = count_states<Optimizer>(true);
+
+  __device__ __forceinline__ void find_row(const Table& table, int64_t row) {
+    dim_ = static_cast<int>(table.dim);
+    weight_ = task_.weights.row(table, row, task_.segments.positions[begin_]);
+    for (int k = 0; k < kColumnStates + kRowStates; ++k) {
+      const int64_t width = k < kColumnStates ? table.dim : 1;
+      states_[k] = task_.states[k].at(table.state_offsets[k] + row * width);
+    }
+  }
+
+  __device__ __forceinline__ Columns sum(int column, bool active) const {
+    return task_.source.sum_row(lanes_, task_.stored, begin_, end_, column, active);
+  }
+
+  __device__ __forceinline__ Row begin_row() {
+    if constexpr (Optimizer::kBeginsRow) {
+      float totals[kMaxReductions] = {};
+      if constexpr (kReduces) {
+        reduce(totals);
+      }
+      float row_states[kMaxStates] = {};
+      for (int k = 0; k < kRowStates;
+           ++k) {  // one lane reads and writes, so that none reads too late
+        row_states[k] = lanes_.lane == 0 ? *states_[kColumnStates + k] : 0.0f;
+        row_states[k] = lanes_.broadcast(row_states[k], 0);
+      }
+      const Row row = optimizer_.begin_row(totals, dim_, row_states);
+      for (int k = 0; k < kRowStates && lanes_.lane == 0; ++k) {
+        *states_[kColumnStates + k] = row_states[k];
+      }
+      return row;
+    } else if constexpr (!std::is_same_v<Row, NoRow>) {
+      return optimizer_.common_row();
+    } else {
+      return {};
+    }
+  }
+
+  // The sums over columns, in the order of reduce_row (row_reduce.h); keeps the gradient in sums_.
+  __device__ __forceinline__ void reduce(float* totals) {
+    float partials[Optimizer::kReductions][kColumnsPerLane] = {};
+    for (int base = 0; base < dim_; base += lanes_.columns()) {
+      const int column = base + lanes_.first_column();
+      const bool active = column < dim_;
+      const Columns gradient = sum(column, active);
+      if (!active) {
+        continue;
+      }
+      store_columns(sums_ + column, gradient.values);
+      const Loaded loaded = load(column);
+      for (int k = 0; k < Optimizer::kReductions; ++k) {
+        for (int v = 0; v < kColumnsPerLane; ++v) {
+          partials[k][v] += optimizer_.reduce_term(k, loaded.weight.values[v], gradient.values[v],
+                                                   loaded.states[v]);
+        }
+      }
+    }
+    for (int k = 0; k < Optimizer::kReductions; ++k) {
+      totals[k] = lanes_.fold(partials[k]);
+    }
+  }
+
+  struct Loaded {
+    Columns weight;
+    float states[kColumnsPerLane][kMaxStates];
+  };
+
+  __device__ __forceinline__ Loaded load(int column) const {
+    Loaded loaded{};
+    loaded.weight = load_columns(weight_ + column);
+    for (int k = 0; k < kColumnStates; ++k) {
+      const Columns state = load_columns(states_[k] + column);
+      for (int v = 0; v < kColumnsPerLane; ++v) {
+        loaded.states[v][k] = state.values[v];
+      }
+    }
+    return loaded;
+  }
+
+  __device__ __forceinline__ void update_columns(int column, const Columns& gradient,
+                                                 const Row& row) const {
+    Loaded loaded = load(column);
+    Weight weights[kColumnsPerLane];
+    for (int v = 0; v < kColumnsPerLane; ++v) {
+      const float updated =
+          optimizer_.column(loaded.weight.values[v], gradient.values[v], loaded.states[v], row);
+      weights[v] = rounding_(updated, column + v);
+    }
+    store_columns(weight_ + column, weights);
+    for (int k = 0; k < kColumnStates; ++k) {
+      const float state[kColumnsPerLane] = {loaded.states[0][k], loaded.states[1][k],
+                                            loaded.states[2][k], loaded.states[3][k]};
+      store_columns(states_[k] + column, state);
+    }
+  }
+
+  const Optimizer& optimizer_;
+  Rounding rounding_;
+  const UpdateTask<Weight>& task_;
+  const Lanes& lanes_;
+  float* sums_;
+  uint32_t begin_ = 0;
+  uint32_t end_ = 0;
+  int dim_ = 0;
+  Weight* weight_ = nullptr;
+  float* states_[kMaxStates] = {};
+};
+
+template <class Optimizer, class Rounding>
+__global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
+    update_rows_kernel(const __grid_constant__ UpdateTask<typename Rounding::WeightType> task,
+                       const Step<Optimizer>* step, Rounding rounding, int lane_count) {
+  const Lanes lanes = Lanes::of(lane_count);
+  const Optimizer optimizer = step->optimizer;
+  rounding.set_step(static_cast<uint64_t>(step->completed_updates));
+  float* sums = nullptr;
+  if constexpr (Optimizer::kReductions > 0) {
+    sums = dynamic_shared<float>() + lanes.group_in_block() * task.max_dim;
+  }
+  RowUpdater<Optimizer, Rounding> updater(optimizer, rounding, task, lanes, sums);
+  const int64_t rows = *task.segments.count;
+  for (int64_t s = lanes.group(); s < rows; s += lanes.groups()) {
+    updater.update(task.segments.begins[s], task.segments.end(s, rows));
+  }
+}
+
+}  // namespace torchrec_ext::cuda
