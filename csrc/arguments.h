@@ -84,17 +84,18 @@ struct BatchArguments {
 template <class Index>
 void read_variable_batch(const Layout& layout, const BatchArguments& arguments,
                          Batch<Index>& batch) {
-  STD_TORCH_CHECK(arguments.feature_bags.has_value() && arguments.gradient_offsets.has_value(),
-                  "feature_bags and gradient_offsets come together");
+  STD_TORCH_CHECK(arguments.feature_bags.has_value(), "gradient_offsets without feature_bags");
   STD_TORCH_CHECK(batch.pooling != Pooling::kNone, "variable batch sizes need pooling");
   check_tensor("feature_bags", *arguments.feature_bags, ScalarType::Long, 1, arguments.like);
   check_size("feature_bags", *arguments.feature_bags,
              static_cast<int64_t>(layout.features.size()) + 1, "features and the end");
-  check_tensor("gradient_offsets", *arguments.gradient_offsets, ScalarType::Long, 1,
-               arguments.like);
-  check_size("gradient_offsets", *arguments.gradient_offsets, batch.bags, "bags");
   batch.feature_bags = arguments.feature_bags->const_data_ptr<int64_t>();
-  batch.gradient_offsets = arguments.gradient_offsets->const_data_ptr<int64_t>();
+  if (arguments.gradient_offsets.has_value()) {
+    check_tensor("gradient_offsets", *arguments.gradient_offsets, ScalarType::Long, 1,
+                 arguments.like);
+    check_size("gradient_offsets", *arguments.gradient_offsets, batch.bags, "bags");
+    batch.gradient_offsets = arguments.gradient_offsets->const_data_ptr<int64_t>();
+  }
 }
 
 // Checks shapes and dtypes, not what the tensors hold.
@@ -147,7 +148,8 @@ inline const int32_t* read_required(const std::optional<Tensor>& feature_require
 // flat with variable batch sizes.
 template <class Index>
 void check_gradient_shape(const Tensor& gradient, const Layout& layout, const Batch<Index>& batch) {
-  if (batch.gradient_offsets != nullptr) {
+  if (batch.feature_bags != nullptr) {
+    STD_TORCH_CHECK(batch.gradient_offsets != nullptr, "feature_bags without gradient_offsets");
     STD_TORCH_CHECK(gradient.dim() == 1, "grad_output has ", gradient.dim(),
                     " dimensions, expected 1 with variable batch sizes");
     return;

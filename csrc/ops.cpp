@@ -39,7 +39,7 @@ void check_variable_batch(const Layout& layout, const Batch<Index>& batch, int64
   }
   STD_TORCH_CHECK(batch.feature_bags[0] == 0 && batch.feature_bags[batch.features] == batch.bags,
                   "feature_bags must start at 0 and end at ", batch.bags);
-  for (int64_t bag = 0; bag < batch.bags; ++bag) {
+  for (int64_t bag = 0; bag < batch.bags && batch.gradient_offsets != nullptr; ++bag) {
     const int64_t offset = batch.gradient_offsets[bag];
     const int64_t dim = layout.table_of_feature(batch.feature_of(bag)).dim;
     STD_TORCH_CHECK(offset >= 0 && offset + dim <= gradient_size, "the gradient of bag ", bag,
@@ -55,7 +55,7 @@ Batch<Index> read_host_batch(const Layout& layout, const BatchArguments& argumen
   STD_TORCH_CHECK(batch.offsets[0] == 0 && batch.offsets[batch.bags] == batch.lookups,
                   "offsets must start at 0 and end at ", batch.lookups, ", but are ",
                   batch.offsets[0], " and ", batch.offsets[batch.bags]);
-  if (batch.gradient_offsets != nullptr) {
+  if (batch.feature_bags != nullptr) {
     check_variable_batch(layout, batch, gradient_size);
   }
   return batch;
@@ -158,12 +158,13 @@ Tensor copy_to_tensor(const Tensor& like, ScalarType dtype, const Source* values
 }
 
 std::vector<Tensor> sort_lookups_cpu(Tensor table_layout, Tensor feature_table_map, Tensor indices,
-                                     Tensor offsets) {
+                                     Tensor offsets, std::optional<Tensor> feature_bags) {
   const Layout layout = read_layout_of_any(table_layout, feature_table_map);
   std::vector<Tensor> result;
   dispatch_index(indices, [&]<class Index>(Index*) {
     const std::optional<Tensor> none;
-    const BatchArguments tensors{indices, offsets, none, none, none, Pooling::kSum, nullptr};
+    const BatchArguments tensors{indices, offsets,       none,   feature_bags,
+                                 none,    Pooling::kSum, nullptr};
     const auto batch = read_host_batch<Index>(layout, tensors, 0);
     STD_TORCH_CHECK(batch.lookups < int64_t{1} << 31, "a batch of ", batch.lookups,
                     " lookups; at most 2^31 - 1 can be sorted beforehand");

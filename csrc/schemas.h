@@ -36,8 +36,8 @@ inline constexpr const char* kDeviceLayout =
 
 // The lookups sorted by row: rows, begins, positions (cpu/segments.h).
 inline constexpr const char* kSortLookups =
-    "sort_lookups(Tensor table_layout, Tensor feature_table_map, Tensor indices, Tensor offsets) "
-    "-> Tensor[]";
+    "sort_lookups(Tensor table_layout, Tensor feature_table_map, Tensor indices, Tensor offsets, "
+    "Tensor? feature_bags=None) -> Tensor[]";
 
 // Applies to rows (None: all) the updates up to `now` that they slept through (catch_up.h).
 inline constexpr const char* kCatchUp =

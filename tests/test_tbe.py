@@ -17,6 +17,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 
 from torchrec_ext import OptimType
+from torchrec_ext.autograd import LookedUp
 from torchrec_ext.optimizers import HyperparameterError
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
@@ -162,7 +163,8 @@ def test_bad_index_in_backward_names_the_table() -> None:
     module = make_module(OptimType.FTRL, [(3, 4)], table_names=["user"])
     before = snapshot(module)
     with pytest.raises(RuntimeError, match=r"tables \['user'\].*index -1 of feature 0"):
-        module._update(torch.ones(1, 4), torch.tensor([-1]), torch.tensor([0, 1]), None, [])
+        batch = LookedUp(torch.tensor([-1]), torch.tensor([0, 1]), None, None, None, [])
+        module._update(torch.ones(1, 4), batch)
     assert_same_bits(before, snapshot(module))
     assert int(module.iter) == 0
 
@@ -278,7 +280,7 @@ def _specs(rows: int = 3, dim: int = 4, device: ComputeDevice = ComputeDevice.CP
         (_specs(dim=6), {}, ValueError, "rows of dim 6"),
         (_specs(dim=0), {}, ValueError, "rows of dim 0"),
         ([], {}, ValueError, "at least one table"),
-        (_specs(device=ComputeDevice.CUDA), {}, ValueError, "CPU kernels only"),
+        (_specs(device=ComputeDevice.MTIA), {}, ValueError, "kernels for CPU and CUDA"),
         (_specs(), {"weights_precision": SparseType.BF16}, ValueError, "FP32 or FP16"),
         (_specs(), {"gradient_clipping": True, "max_gradient": -1.0}, ValueError, "max_gradient"),
         (_specs(), {"max_gradient": 0.5}, ValueError, "no effect without gradient_clipping=True"),
@@ -299,8 +301,13 @@ def test_what_a_forward_refuses() -> None:
     sequence = make_module(OptimType.FTRL, [(3, 4)], "none")
     with pytest.raises(ValueError, match="per_sample_weights need"):
         sequence(one, offsets, torch.ones(1))
-    with pytest.raises(NotImplementedError, match="variable batch sizes"):
+    with pytest.raises(ValueError, match="batch_size_per_feature_per_rank needs"):
         sequence(one, offsets, batch_size_per_feature_per_rank=[[1]])
+    pooled = make_module(OptimType.FTRL, [(3, 4)])
+    with pytest.raises(ValueError, match="for 2 features, expected 1"):
+        pooled(one, offsets, batch_size_per_feature_per_rank=[[1], [0]])
+    with pytest.raises(NotImplementedError, match="vbe_output is not supported"):
+        pooled(one, offsets, batch_size_per_feature_per_rank=[[1]], vbe_output=torch.zeros(4))
 
 
 def test_copies_and_state_dicts() -> None:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import torch
 
+HOW_TO_BUILD = (
+    "with a CUDA build of torch and nvcc, build the kernels: USE_CUDA=1 pip install "
+    "--no-build-isolation . (see README.md)"
+)
 _LIBRARY = Path(__file__).with_name("_cuda.so")
 
 
@@ -33,8 +37,4 @@ def check_available(op: str) -> None:
     """
     missing = load()
     if missing is not None:
-        raise RuntimeError(
-            f"{op} got tensors on CUDA, but {missing}. With a CUDA build of torch and nvcc, build "
-            "the kernels: USE_CUDA=1 pip install --no-build-isolation . (see README.md)"
-        )
-
+        raise RuntimeError(f"{op} got tensors on CUDA, but {missing}; {HOW_TO_BUILD}")

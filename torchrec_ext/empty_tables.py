@@ -12,6 +12,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 from torch import Tensor
 
+from torchrec_ext.ops import VariableBatch
+
 
 def features_without_rows(module: SplitTableBatchedEmbeddingBagsCodegen) -> list[int]:
     """The features whose table has no rows in this module."""
@@ -30,7 +32,11 @@ def guard_table_ends(module: SplitTableBatchedEmbeddingBagsCodegen) -> None:
 
 
 def check_no_lookups(
-    features: Sequence[int], table_names: Sequence[str], indices: Tensor, offsets: Tensor
+    features: Sequence[int],
+    table_names: Sequence[str],
+    indices: Tensor,
+    offsets: Tensor,
+    variable_batch: VariableBatch | None,
 ) -> None:
     """Checks that a batch looks up nothing in tables without rows.
 
@@ -39,13 +45,17 @@ def check_no_lookups(
         table_names: Every feature's table.
         indices: ``[lookups]``.
         offsets: ``[features * batch_size + 1]``.
+        variable_batch: Where the bags of each feature begin, where batch sizes differ.
 
     Raises:
         ValueError: A feature has lookups.
     """
     batch_size = (offsets.numel() - 1) // len(table_names)
+    bags = [feature * batch_size for feature in range(len(table_names) + 1)]
+    if variable_batch is not None:
+        bags = variable_batch.feature_bags.tolist()
     for feature in features:
-        first, last = offsets[feature * batch_size], offsets[(feature + 1) * batch_size]
+        first, last = offsets[bags[feature]], offsets[bags[feature + 1]]
         if first != last:
             raise ValueError(
                 f"table {table_names[feature]!r} has no rows here, but feature {feature} looks up "
@@ -53,9 +63,17 @@ def check_no_lookups(
             )
 
 
-def empty_lookup(module: SplitTableBatchedEmbeddingBagsCodegen, offsets: Tensor) -> Tensor:
+def empty_lookup(
+    module: SplitTableBatchedEmbeddingBagsCodegen,
+    offsets: Tensor,
+    batch_sizes: Sequence[Sequence[int]] | None,
+) -> Tensor:
     """The output of a lookup in a module that has no row at all: every bag is empty."""
     dtype = SparseType.from_int(module.output_dtype).as_dtype()
+    if batch_sizes is not None:
+        dims = [module.embedding_specs[table][1] for table in module.feature_table_map]
+        size = sum(sum(sizes) * dim for sizes, dim in zip(batch_sizes, dims, strict=True))
+        return torch.zeros(size, dtype=dtype)
     if module.pooling_mode == PoolingMode.NONE:
         return torch.zeros(0, module.max_D, dtype=dtype)
     batch_size = (offsets.numel() - 1) // len(module.feature_table_map)

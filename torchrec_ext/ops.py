@@ -258,7 +258,12 @@ def _batch_and_tables(
 
 
 def sort_lookups(
-    table_layout: Tensor, feature_table_map: Tensor, indices: Tensor, offsets: Tensor
+    table_layout: Tensor,
+    feature_table_map: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    *,
+    variable_batch: VariableBatch | None = None,
 ) -> list[Tensor]:
     """Sorts a batch's lookups by row.
 
@@ -267,6 +272,7 @@ def sort_lookups(
         feature_table_map: As in :func:`fused_update`.
         indices: As in :func:`fused_update`.
         offsets: As in :func:`fused_update`.
+        variable_batch: As in :func:`fused_update`.
 
     Returns:
         The rows that are looked up, ascending, int64 ``[rows]``, numbered across tables; int32
@@ -276,7 +282,8 @@ def sort_lookups(
     Raises:
         RuntimeError: An index is outside of its table, or the offsets are not ascending.
     """
-    return _LIBRARY.sort_lookups(table_layout, feature_table_map, indices, offsets)
+    feature_bags = None if variable_batch is None else variable_batch.feature_bags
+    return _LIBRARY.sort_lookups(table_layout, feature_table_map, indices, offsets, feature_bags)
 
 
 def catch_up(
@@ -358,7 +365,7 @@ def _device_layout_fake(table_layout: Tensor, feature_table_map: Tensor) -> Tens
 
 @torch.library.register_fake("torchrec_ext::sort_lookups")
 def _sort_lookups_fake(
-    table_layout: Tensor, feature_table_map: Tensor, indices: Tensor, offsets: Tensor
+    table_layout: Tensor, feature_table_map: Tensor, indices: Tensor, *_: object, **__: object
 ) -> list[Tensor]:
     rows = torch.library.get_ctx().new_dynamic_size()
     return [

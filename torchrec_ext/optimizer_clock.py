@@ -20,7 +20,9 @@ class OptimizerClock(OptimizerStates):
     """The part of our module that owns the clock and the hyperparameters.
 
     The clock (the buffer ``iter``) counts completed updates: it advances when a backward has
-    updated the tables, whatever the batch held, and at no other time.
+    updated the tables, whatever the batch held, and at no other time. On CUDA it is there, and so
+    are the hyperparameters: a captured graph goes on counting when it is replayed, and follows
+    :meth:`set_learning_rate`.
     """
 
     optim_type: OptimType
@@ -28,6 +30,7 @@ class OptimizerClock(OptimizerStates):
     _table_layout: Tensor
     _kernel_hyperparameters: list[float]
     _sleeping: SleepingRows | None
+    _scalars: Tensor | None = None
 
     @property
     def hyperparameters(self) -> Mapping[str, Any]:
@@ -106,6 +109,8 @@ class OptimizerClock(OptimizerStates):
 
     def _start_clock(self) -> None:
         self.register_buffer("iter", self.iter, persistent=True)
+        if not self.use_cpu:
+            self._scalars = ops.step_scalars(self._kernel_hyperparameters, 0, self.current_device)
         self._sleeping = None
         self._weights_version = 0
         if self._hyperparameters.get("sparse_mode") == "dense":
@@ -116,8 +121,24 @@ class OptimizerClock(OptimizerStates):
 
     def _set_hyperparameters(self, resolved: dict[str, Any]) -> None:
         self._hyperparameters = resolved
+        before = getattr(self, "_kernel_hyperparameters", None)
         self._kernel_hyperparameters = self._spec.kernel_values(resolved)
+        if self._scalars is not None:
+            self._write_scalars(self._scalars, before)
         self._set_learning_rate(resolved["learning_rate"])  # FBGEMM's own copy, in float32
+
+    def _write_scalars(self, scalars: Tensor, before: Sequence[float] | None) -> None:
+        """Writes the hyperparameters that changed, without waiting for the device."""
+        values = scalars[1:].view(torch.float64)
+        for place, value in enumerate(self._kernel_hyperparameters):
+            if before is None or before[place] != value:
+                values[place].fill_(value)
+
+    def _current_scalars(self) -> Tensor | None:
+        """The clock and the hyperparameters on a device; None on the CPU."""
+        if self._scalars is not None:
+            self._scalars[:1].copy_(self.iter)
+        return self._scalars
 
     @torch.no_grad()
     def _wake(self, rows: Tensor | None) -> bool:

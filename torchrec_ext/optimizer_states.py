@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitState,
     SplitTableBatchedEmbeddingBagsCodegen,
@@ -106,15 +107,37 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
             keywords["preallocated_host_buffer"] = host_memory.zeros(split.host_size, dtype)
         super()._apply_split(split, prefix, dtype, **keywords)
 
-    def _state_buffers(self) -> list[Tensor]:
-        return [getattr(self, f"{state.name}_host") for state in self._states]
+    @property
+    def _buffers_kind(self) -> str:
+        """The suffix of FBGEMM's flat buffers, other than those in managed memory (``uvm``)."""
+        return "host" if self.use_cpu else "dev"
+
+    @property
+    def _flat_weights(self) -> Tensor:
+        return getattr(self, f"weights_{self._buffers_kind}")
+
+    def _state_buffers(self, kind: str | None = None) -> list[Tensor]:
+        return [
+            getattr(self, f"{state.name}_{kind or self._buffers_kind}") for state in self._states
+        ]
+
+    def _is_managed(self, prefix: str, table: int) -> bool:
+        placement = getattr(self, f"{prefix}_physical_placements")[table]
+        return placement in (EmbeddingLocation.MANAGED, EmbeddingLocation.MANAGED_CACHING)
+
+    def _offset_in_buffers(self, prefix: str, table: int) -> int:
+        """Where a table begins, counted through the flat buffer and then the managed one."""
+        offset: int = getattr(self, f"{prefix}_physical_offsets")[table]
+        first: Tensor = getattr(self, f"{prefix}_{self._buffers_kind}")
+        return offset + first.numel() if self._is_managed(prefix, table) else offset
 
     def _state_of_table(self, state: State, table: int) -> Tensor:
         rows, dim, _, _ = self.embedding_specs[table]
         shape = (rows,) if state.rowwise else (rows, dim)
         size = rows if state.rowwise else rows * dim
         offset = getattr(self, f"{state.name}_physical_offsets")[table]
-        buffer: Tensor = getattr(self, f"{state.name}_host")
+        kind = "uvm" if self._is_managed(state.name, table) else self._buffers_kind
+        buffer: Tensor = getattr(self, f"{state.name}_{kind}")
         return buffer.detach()[offset : offset + size].view(shape)
 
     def _table_number(self, table: int | str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,11 +14,12 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torch import Tensor
 
 from torchrec_ext import empty_tables, ops
-from torchrec_ext.autograd import FusedLookup, LookupInputs
+from torchrec_ext.autograd import FusedLookup, LookedUp, LookupInputs
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizer_clock import OptimizerClock
 from torchrec_ext.optimizers import HyperparameterError, spec_of
 from torchrec_ext.tbe_arguments import check_tables, max_gradient_of, split_keywords
+from torchrec_ext.variable_batch import make_variable_batch
 
 
 class TableBatchedEmbeddingBags(OptimizerClock):
@@ -115,112 +117,166 @@ class TableBatchedEmbeddingBags(OptimizerClock):
                 with the weights at the time of the backward. Needs pooling.
             feature_requires_grad: int32 ``[features]``, features whose per-sample weights get a
                 gradient; None: all.
-            batch_size_per_feature_per_rank: Not supported: variable batch sizes.
+            batch_size_per_feature_per_rank: ``[features][ranks]``, batch sizes where they differ
+                (VBE); needs pooling.
             total_unique_indices: Ignored, as by FBGEMM for every optimizer but NONE.
             **forward_arguments: FBGEMM's other arguments.
 
         Returns:
             ``[batch_size, sum of the features' dims]``, or ``[lookups, D]`` without pooling, of the
-            output dtype.
+            output dtype. With variable batch sizes flat, rank by rank, feature by feature.
 
         Raises:
-            NotImplementedError: Variable batch sizes were asked for.
-            ValueError: Per-sample weights without pooling, or a lookup in a table without rows.
+            NotImplementedError: FBGEMM's ``vbe_output`` or ``vbe_output_offsets`` was given.
+            ValueError: Per-sample weights or variable batch sizes without pooling, or a lookup in a
+                table without rows.
         """
-        if batch_size_per_feature_per_rank is not None:
-            raise NotImplementedError(
-                f"tables {self.table_labels}: variable batch sizes (VBE) are not supported; "
-                "give every feature the same batch size"
-            )
         if per_sample_weights is not None:
             if self.pooling_mode == PoolingMode.NONE:
                 raise ValueError(
                     f"tables {self.table_labels}: per_sample_weights need sum or mean pooling"
                 )
             per_sample_weights = per_sample_weights.float()
-        inputs = LookupInputs(indices, offsets, feature_requires_grad, forward_arguments)
+        if batch_size_per_feature_per_rank is not None:
+            self._check_batch_sizes(batch_size_per_feature_per_rank, forward_arguments)
+        inputs = LookupInputs(
+            indices,
+            offsets,
+            feature_requires_grad,
+            batch_size_per_feature_per_rank,
+            forward_arguments,
+        )
         return FusedLookup.apply(self.placeholder_autograd_tensor, per_sample_weights, self, inputs)
+
+    def _check_batch_sizes(
+        self, batch_sizes: list[list[int]], forward_arguments: dict[str, Any]
+    ) -> None:
+        if self.pooling_mode == PoolingMode.NONE:
+            raise ValueError(
+                f"tables {self.table_labels}: batch_size_per_feature_per_rank needs sum or mean "
+                "pooling"
+            )
+        if len(batch_sizes) != len(self.feature_table_map):
+            raise ValueError(
+                f"tables {self.table_labels}: batch_size_per_feature_per_rank has batch sizes for "
+                f"{len(batch_sizes)} features, expected {len(self.feature_table_map)}"
+            )
+        for name in ("vbe_output", "vbe_output_offsets"):
+            if forward_arguments.get(name) is not None:
+                raise NotImplementedError(
+                    f"tables {self.table_labels}: {name} is not supported; leave it out"
+                )
 
     def _lookup(
         self, inputs: LookupInputs, per_sample_weights: Tensor | None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """FBGEMM's lookup, and the sorted lookups where they had to be sorted already."""
+    ) -> tuple[Tensor, LookedUp]:
+        """FBGEMM's lookup; the lookups sorted, where they had to be sorted already."""
         indices, offsets = inputs.indices, inputs.offsets
-        if self._features_without_rows:
+        variable_batch = None
+        if inputs.batch_sizes is not None:
+            dims = [self.embedding_specs[table][1] for table in self.feature_table_map]
+            variable_batch = make_variable_batch(inputs.batch_sizes, dims, indices.device)
+        if self.use_cpu and self._features_without_rows:
             tables = [self.table_labels[table] for table in self.feature_table_map]
-            empty_tables.check_no_lookups(self._features_without_rows, tables, indices, offsets)
-        if self.total_hash_size == 0:  # FBGEMM cannot look up in a module without any row
-            self._indices, self._offsets = indices, offsets.to(indices.dtype)
-            return empty_tables.empty_lookup(self, offsets), []
+            empty_tables.check_no_lookups(
+                self._features_without_rows, tables, indices, offsets, variable_batch
+            )
+        if self.use_cpu and self.total_hash_size == 0:  # a module without any row
+            output = empty_tables.empty_lookup(self, offsets, inputs.batch_sizes)
+            offsets = offsets.to(indices.dtype)
+            return output, LookedUp(indices, offsets, None, None, variable_batch, [])
         segments: list[Tensor] = []
         if self._sleeping is not None:
             # The bounds check may rewrite indices; only then are they the rows that will be read.
             indices, offsets, per_sample_weights, _ = self.prepare_inputs(
-                indices, offsets, per_sample_weights
+                indices, offsets, per_sample_weights, inputs.batch_sizes
             )
-            segments = self._sorted(indices, offsets)
+            segments = self._sorted(indices, offsets, variable_batch)
             self._wake(segments[0])
         output = super().forward(
             indices,
             offsets,
             per_sample_weights,
             inputs.feature_requires_grad,
+            inputs.batch_sizes,
             **inputs.forward_arguments,
         )
-        return output, segments
+        locations = self.lxu_cache_locations
+        looked_up = LookedUp(
+            self._indices,
+            self._offsets,
+            per_sample_weights,
+            locations if locations.numel() > 0 else None,
+            variable_batch,
+            segments,
+        )
+        return output, looked_up
 
-    def _sorted(self, indices: Tensor, offsets: Tensor) -> list[Tensor]:
+    def _sorted(
+        self, indices: Tensor, offsets: Tensor, variable_batch: ops.VariableBatch | None
+    ) -> list[Tensor]:
         with self._tables_named_in_errors():
-            return ops.sort_lookups(self._table_layout, self._feature_table_map, indices, offsets)
-
-    def _update(
-        self,
-        grad_output: Tensor,
-        indices: Tensor,
-        offsets: Tensor,
-        per_sample_weights: Tensor | None,
-        segments: list[Tensor],
-    ) -> None:
-        with torch.no_grad(), self._tables_named_in_errors():
-            ops.fused_update(
-                grad_output,
-                self.weights_host,
-                self._state_buffers(),
+            return ops.sort_lookups(
                 self._table_layout,
                 self._feature_table_map,
                 indices,
                 offsets,
-                per_sample_weights,
-                segments=segments,
+                variable_batch=variable_batch,
+            )
+
+    def _update(self, grad_output: Tensor, batch: LookedUp) -> None:
+        with torch.no_grad(), self._tables_named_in_errors():
+            ops.fused_update(
+                grad_output,
+                self._flat_weights,
+                self._state_buffers(),
+                self._table_layout,
+                self._feature_table_map,
+                batch.indices,
+                batch.offsets,
+                batch.per_sample_weights,
+                segments=batch.segments,
                 pooling_mode=int(self.pooling_mode),
                 optimizer=self.optim_type,
                 hyperparameters=self._kernel_hyperparameters,
                 max_gradient=self._max_gradient,
                 stochastic_rounding=self.stochastic_rounding,
                 seed=self.rounding_seed,
-                step=int(self.iter),
+                step=int(self.iter) if self.use_cpu else 0,  # a device has its own clock
+                variable_batch=batch.variable_batch,
+                tables=self._device_tables(batch),
+                scalars=self._current_scalars(),
             )
-            self._complete_update(segments)
+            self._complete_update(batch.segments)
 
     def _per_sample_weight_grad(
-        self,
-        grad_output: Tensor,
-        indices: Tensor,
-        offsets: Tensor,
-        feature_requires_grad: Tensor | None,
+        self, grad_output: Tensor, batch: LookedUp, feature_requires_grad: Tensor | None
     ) -> Tensor:
         with self._tables_named_in_errors():
             return ops.per_sample_weight_grad(
                 grad_output,
-                self.weights_host.detach(),
+                self._flat_weights.detach(),
                 self._table_layout,
                 self._feature_table_map,
-                indices,
-                offsets,
+                batch.indices,
+                batch.offsets,
                 feature_requires_grad,
                 pooling_mode=int(self.pooling_mode),
                 max_gradient=self._max_gradient,
+                variable_batch=batch.variable_batch,
+                tables=self._device_tables(batch),
             )
+
+    def _device_tables(self, batch: LookedUp) -> ops.DeviceTables | None:
+        if self._tables is None or self.weights_uvm.numel() == 0:
+            return self._tables
+        return dataclasses.replace(
+            self._tables,
+            managed_weights=self.weights_uvm.detach(),
+            managed_states=self._state_buffers("uvm"),
+            cache_weights=self.lxu_cache_weights,
+            cache_locations=batch.cache_locations,
+        )
 
     @contextlib.contextmanager
     def _tables_named_in_errors(self) -> Iterator[None]:
@@ -231,15 +287,18 @@ class TableBatchedEmbeddingBags(OptimizerClock):
             raise RuntimeError(f"tables {self.table_labels}: {error}") from error
 
     def _register_layout(self) -> None:
-        offsets = [self.weights_physical_offsets] + [
-            getattr(self, f"{state.name}_physical_offsets") for state in self._states
-        ]
+        prefixes = ["weights", *(state.name for state in self._states)]
         layout = [
-            [rows, dim, *(offset[table] for offset in offsets)]
+            [rows, dim, *(self._offset_in_buffers(prefix, table) for prefix in prefixes)]
             for table, (rows, dim, _, _) in enumerate(self.embedding_specs)
         ]
         self._table_layout = torch.tensor(layout, dtype=torch.int64)
         self._feature_table_map = torch.tensor(self.feature_table_map, dtype=torch.int64)
+        self._tables: ops.DeviceTables | None = None
+        if not self.use_cpu:
+            self._tables = ops.device_layout(
+                self._table_layout, self._feature_table_map, self.current_device
+            )
         self._features_without_rows = empty_tables.features_without_rows(self)
-        if self._features_without_rows:
+        if self.use_cpu and self._features_without_rows:
             empty_tables.guard_table_ends(self)

@@ -9,12 +9,22 @@ from numbers import Real
 from typing import Any
 
 from fbgemm_gpu.split_embedding_configs import SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
+from torchrec_ext import cuda
 from torchrec_ext.optimizers import SPECS, OptimizerSpec
+
+PRECISIONS = (SparseType.FP32, SparseType.FP16)
+CUDA_LOCATIONS = (
+    EmbeddingLocation.DEVICE,
+    EmbeddingLocation.MANAGED,
+    EmbeddingLocation.MANAGED_CACHING,
+)
+MAX_DIM_ON_CUDA = 2048
 
 # Keywords of FBGEMM's constructor that belong to its optimizers. They never reach FBGEMM: the
 # chosen optimizer's spec has them, or they are an error.
@@ -121,20 +131,47 @@ def check_tables(
     if len(names) != count:
         raise ValueError(f"table_names={list(names)} are {len(names)} names for {count} tables")
     check_feature_table_map(feature_table_map, names)
-    for name, (rows, dim, _, device) in zip(names, embedding_specs, strict=True):
+    on_cuda = embedding_specs[0][3] == ComputeDevice.CUDA
+    for name, (rows, dim, location, device) in zip(names, embedding_specs, strict=True):
         if rows < 0 or dim <= 0 or dim % 4 != 0:
             raise ValueError(
                 f"table {name!r} has {rows} rows of dim {dim}; FBGEMM needs dims that are positive "
                 "multiples of 4"
             )
-        if device != ComputeDevice.CPU:
+        _check_placement(name, dim, location, device)
+        if (device == ComputeDevice.CUDA) != on_cuda:
             raise ValueError(
-                f"table {name!r} is on {device}; this version of torchrec_ext has CPU kernels "
-                "only: use ComputeDevice.CPU with EmbeddingLocation.HOST"
+                f"table {name!r} is on {device}, table {names[0]!r} on {embedding_specs[0][3]}; "
+                "the tables of one module are on one kind of device"
             )
     precision = fbgemm_keywords.get("weights_precision", SparseType.FP32)
-    if precision not in (SparseType.FP32, SparseType.FP16):
+    if precision not in PRECISIONS and not (on_cuda and precision == SparseType.BF16):
         raise ValueError(
             f"tables {list(names)}: weights_precision={precision} is not supported; "
-            "use FP32 or FP16"
+            "use FP32 or FP16, or BF16 on CUDA"
+        )
+
+
+def _check_placement(name: str, dim: int, location: Any, device: ComputeDevice) -> None:
+    if device == ComputeDevice.CPU:
+        return
+    if device != ComputeDevice.CUDA:
+        raise ValueError(
+            f"table {name!r} is on {device}; torchrec_ext has kernels for CPU and CUDA"
+        )
+    missing = cuda.load()
+    if missing is not None:
+        raise ValueError(
+            f"table {name!r} is on {device}, but {missing}; {cuda.HOW_TO_BUILD}, or use "
+            "ComputeDevice.CPU with EmbeddingLocation.HOST"
+        )
+    if dim > MAX_DIM_ON_CUDA:
+        raise ValueError(
+            f"table {name!r} has dim {dim}; on CUDA dims are at most {MAX_DIM_ON_CUDA}: split it "
+            "by column-wise sharding"
+        )
+    if location not in CUDA_LOCATIONS:
+        raise ValueError(
+            f"table {name!r} is on {device} with {location}; use one of "
+            f"{[each.name for each in CUDA_LOCATIONS]}"
         )

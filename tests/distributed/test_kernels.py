@@ -116,8 +116,24 @@ def test_our_kernel_passes_the_keywords_that_torchrecs_passes(recording, pooled,
             assert ours == theirs
 
 
-@pytest.mark.parametrize("device", ["cuda", "mtia"])
-def test_a_device_without_kernels_of_ours_is_refused(recording, device):
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        EmbeddingComputeKernel.FUSED,
+        EmbeddingComputeKernel.FUSED_UVM,
+        EmbeddingComputeKernel.FUSED_UVM_CACHING,
+    ],
+    ids=lambda kernel: kernel.value,
+)
+def test_tables_on_cuda_are_placed_as_torchrec_places_them(recording, pooled, kernel):
+    arguments = {"kernel": kernel, "data_type": DataType.FP32}
+    device = torch.device("cuda")
+    theirs = _recorded(EmbOptimType.EXACT_SGD, pooled, device, None, **arguments)
+    assert _recorded(OptimType.EXACT_SGD, pooled, device, None, **arguments) == theirs
+
+
+def test_a_device_without_kernels_of_ours_is_refused(recording):
     group = _config(OptimType.FTRL, EmbeddingComputeKernel.FUSED, PoolingType.SUM, DataType.FP32)
-    with pytest.raises(NotImplementedError, match=rf"\['t0', 't1'\].*'{device}'"):
-        kernels.FusedEmbeddingBagKernel(group, None, torch.device(device))
+    with pytest.raises(NotImplementedError, match=r"\['t0', 't1'\].*'mtia'"):
+        kernels.FusedEmbeddingBagKernel(group, None, torch.device("mtia"))

@@ -42,7 +42,7 @@ def test_compute_kernels_with_ours(sharder_type):
     sharder = sharder_type(FTRL)
     for sharding_type in sharder.sharding_types("cuda"):
         assert sharder.compute_kernels(sharding_type, "cpu") == ["fused"]
-        on_cuda = ["fused"]
+        on_cuda = ["fused", "fused_uvm", "fused_uvm_caching"]
         assert sharder.compute_kernels(sharding_type, "cuda") == on_cuda
 
 

@@ -23,7 +23,10 @@ from torchrec.distributed.batched_embedding_kernel import (
     BatchedFusedEmbeddingBag,
     _populate_res_params,
 )
-from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.distributed.embedding_types import (
+    GroupedEmbeddingConfig,
+    compute_kernel_to_embedding_location,
+)
 from torchrec.distributed.types import ShardingEnv, ShardingType
 from torchrec.modules.embedding_configs import data_type_to_sparse_type
 
@@ -98,12 +101,15 @@ def _placement(
     config: GroupedEmbeddingConfig, device: torch.device | None
 ) -> tuple[list[EmbeddingLocation], list[ComputeDevice]]:
     tables = config.embedding_tables
-    if device is not None and device.type not in ("cpu", "meta"):
-        names = [table.name for table in tables]
+    if device is None or device.type in ("cpu", "meta"):
+        return [EmbeddingLocation.HOST] * len(tables), [ComputeDevice.CPU] * len(tables)
+    if device.type != "cuda":
         raise NotImplementedError(
-            f"tables {names}: torchrec_ext has kernels for the CPU only, not for {device.type!r}"
+            f"tables {[table.name for table in tables]}: torchrec_ext has kernels for the CPU and "
+            f"CUDA, not for {device.type!r}"
         )
-    return [EmbeddingLocation.HOST] * len(tables), [ComputeDevice.CPU] * len(tables)
+    locations = [compute_kernel_to_embedding_location(table.compute_kernel) for table in tables]
+    return locations, [ComputeDevice.CUDA] * len(tables)
 
 
 def _module_keywords(

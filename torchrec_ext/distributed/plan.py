@@ -20,8 +20,12 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers import State, spec_of
 
-# The compute kernels that honour our optimizers.
-KERNELS = (EmbeddingComputeKernel.FUSED.value,)
+# The compute kernels that honour our optimizers; on the CPU all of them are the first.
+KERNELS = (
+    EmbeddingComputeKernel.FUSED.value,
+    EmbeddingComputeKernel.FUSED_UVM.value,
+    EmbeddingComputeKernel.FUSED_UVM_CACHING.value,
+)
 # Every sharding type that splits a table into shards with one owner each.
 SHARDING_TYPES = (
     ShardingType.TABLE_WISE.value,
@@ -46,8 +50,8 @@ def kernel_problem(table: str, optimizer: OptimType, compute_kernel: str) -> str
     return (
         f"table {table!r}: compute kernel {compute_kernel!r} does not run "
         f"OptimType.{optimizer.name}, it would drop or replace the fused optimizer; set "
-        f"ParameterConstraints(compute_kernels={list(KERNELS)}) for it, or compute_kernel='fused' "
-        "in a plan written by hand"
+        f"ParameterConstraints(compute_kernels={list(KERNELS[:1])}) for it, or "
+        "compute_kernel='fused' in a plan written by hand"
     )
 
 
@@ -59,7 +63,7 @@ def sharding_type_problem(table: str, optimizer: OptimType, sharding_type: str) 
         f"table {table!r}: sharding type {sharding_type!r} does not run "
         f"OptimType.{optimizer.name}, every rank would train a copy of the table without it; set "
         f"ParameterConstraints(sharding_types={list(SHARDING_TYPES[:4])}, "
-        f"compute_kernels={list(KERNELS)}) for it"
+        f"compute_kernels={list(KERNELS[:1])}) for it"
     )
 
 

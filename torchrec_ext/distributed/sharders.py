@@ -53,9 +53,10 @@ class _OptimizerAware(BaseEmbeddingSharder[ModuleT], Generic[ModuleT]):
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """The compute kernels that honour the optimizer, TorchRec's own list if it is not ours."""
+        kernels = super().compute_kernels(sharding_type, compute_device_type)
         if not self._ours():
-            return super().compute_kernels(sharding_type, compute_device_type)
-        return list(plan.KERNELS)
+            return kernels
+        return [kernel for kernel in plan.KERNELS if kernel in kernels] or list(plan.KERNELS[:1])
 
     def shard(
         self,
