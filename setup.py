@@ -46,8 +46,9 @@ COMPILE_FLAGS = [
     "-Werror",
     f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}",
 ]
-# All but the dialect, which nvcc takes apart. Its own division, square root and subnormals are IEEE's
-# already; only contraction has to be switched off.
+
+# nvcc's division, square root and subnormals are IEEE's already; only contraction has to be switched
+# off.
 NVCC_FLAGS = [
     "-std=c++20",
     "-O3",

@@ -18,6 +18,10 @@ from torchrec_ext.twin.description import Batch, Description
 
 _POOLING = {"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN, "none": PoolingMode.NONE}
 _PRECISION = {"fp32": SparseType.FP32, "fp16": SparseType.FP16}
+_PLACE = {
+    "cpu": (EmbeddingLocation.HOST, ComputeDevice.CPU),
+    "cuda": (EmbeddingLocation.DEVICE, ComputeDevice.CUDA),
+}
 
 
 class BareTwin:
@@ -40,8 +44,7 @@ class BareTwin:
         self.description = description
         keywords = {
             "embedding_specs": [
-                (table.rows, table.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)
-                for table in description.tables
+                (table.rows, table.dim, *_PLACE[description.device]) for table in description.tables
             ],
             "feature_table_map": description.feature_table_map,
             "pooling_mode": _POOLING[description.pooling],

@@ -14,14 +14,17 @@ from torchrec_ext.optimizers import spec_of
 
 Pooling = Literal["sum", "mean", "none"]
 Precision = Literal["fp32", "fp16"]
+Device = Literal["cpu", "cuda"]
 
 #: FBGEMM has them on GPUs only.
 _GPU_ONLY = (OptimType.ADAM, OptimType.PARTIAL_ROWWISE_ADAM, OptimType.LAMB)
-#: The hyperparameters that FBGEMM's CPU backward reads.
-_CPU_HYPERPARAMETERS: dict[OptimType, tuple[str, ...]] = {
+_OF_ADAM = ("learning_rate", "beta1", "beta2", "eps", "weight_decay")
+#: The hyperparameters that FBGEMM's backward reads and that mean the same there.
+_FBGEMM_HYPERPARAMETERS: dict[OptimType, tuple[str, ...]] = {
     OptimType.EXACT_SGD: ("learning_rate",),
     OptimType.EXACT_ADAGRAD: ("learning_rate", "eps"),
     OptimType.EXACT_ROWWISE_ADAGRAD: ("learning_rate", "eps"),
+    **dict.fromkeys(_GPU_ONLY, _OF_ADAM),
 }
 
 
@@ -68,10 +71,11 @@ class Description:
         longest_bag: Bags have 0 to this many lookups.
         index_dtype: torch.int64 or torch.int32.
         seed: Of weights and batches.
+        device: Where both modules are; sharded twins are on the CPU.
 
     Raises:
-        NoCounterpartError: The optimizer exists only here, or FBGEMM's CPU backward computes
-            something else by design.
+        NoCounterpartError: The optimizer exists only here, or FBGEMM's backward on this device
+            computes something else by design.
         ValueError: Names repeat, or settings exclude each other.
         HyperparameterError: A hyperparameter is not legal.
     """
@@ -87,6 +91,7 @@ class Description:
     longest_bag: int = 6
     index_dtype: torch.dtype = torch.int64
     seed: int = 0
+    device: Device = "cpu"
 
     def __post_init__(self) -> None:
         """Checks the description."""
@@ -96,7 +101,7 @@ class Description:
                 "float64 reference in tests/reference.py is what it is tested against"
             )
         self._check_hyperparameters()
-        if self.weighted and self.pooling == "mean":
+        if self.weighted and self.pooling == "mean" and self.device == "cpu":
             raise NoCounterpartError(
                 "weighted=True with pooling='mean': FBGEMM's CPU backward does not divide by the "
                 "bag's length, though its forward does; compare with pooling='sum'"
@@ -113,8 +118,8 @@ class Description:
     def _check_hyperparameters(self) -> None:
         spec = spec_of(self.optimizer)
         resolved = spec.resolve(self.hyperparameters)
-        read = _CPU_HYPERPARAMETERS.get(self.optimizer, spec.kernel_hyperparameters)
-        if self.optimizer in _GPU_ONLY:
+        read = self._read_by_fbgemm
+        if self.optimizer in _GPU_ONLY and self.device == "cpu":
             raise NoCounterpartError(
                 f"FBGEMM's {self.optimizer.name} runs on GPUs only: on the CPU there is no twin to "
                 "compare with; the float64 reference in tests/reference.py is what it is tested "
@@ -126,7 +131,7 @@ class Description:
             if not shared and resolved[name] != hyperparameter.default:
                 raise NoCounterpartError(
                     f"{name}={resolved[name]!r}: FBGEMM's {self.optimizer.name} has no {name} on "
-                    f"the CPU; leave it at {hyperparameter.default!r}"
+                    f"the {self.device.upper()}; leave it at {hyperparameter.default!r}"
                 )
 
     @property
@@ -143,10 +148,12 @@ class Description:
     def fbgemm_hyperparameters(self) -> dict[str, Any]:
         """The hyperparameters that FBGEMM's constructor takes."""
         resolved = spec_of(self.optimizer).resolve(self.hyperparameters)
-        names = _CPU_HYPERPARAMETERS.get(
-            self.optimizer, spec_of(self.optimizer).kernel_hyperparameters
-        )
-        return {name: resolved[name] for name in names}
+        return {name: resolved[name] for name in self._read_by_fbgemm}
+
+    @property
+    def _read_by_fbgemm(self) -> tuple[str, ...]:
+        every = spec_of(self.optimizer).kernel_hyperparameters
+        return _FBGEMM_HYPERPARAMETERS.get(self.optimizer, tuple(every))
 
     @property
     def clipping(self) -> dict[str, Any]:
@@ -177,9 +184,12 @@ class Description:
             lookups = (int(length.sum()),)
             indices.append(torch.randint(0, table.rows, lookups, generator=generator))
             lengths.append(length)
-        values = torch.cat(indices).to(self.index_dtype)
-        weights = torch.rand(values.numel(), generator=generator) if self.weighted else None
-        return Batch(values, torch.cat(lengths).to(self.index_dtype), weights, generator)
+        values = torch.cat(indices).to(self.device, self.index_dtype)
+        weights = None
+        if self.weighted:
+            weights = torch.rand(values.numel(), generator=generator).to(self.device)
+        all_lengths = torch.cat(lengths).to(self.device, self.index_dtype)
+        return Batch(values, all_lengths, weights, generator)
 
 
 @dataclass(frozen=True)
@@ -199,4 +209,4 @@ class Batch:
 
     def gradient(self, output: Tensor) -> Tensor:
         """A random output gradient; draws from the description's generator."""
-        return torch.randn(output.shape, generator=self.generator)
+        return torch.randn(output.shape, generator=self.generator).to(output.device)
