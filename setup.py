@@ -47,7 +47,7 @@ COMPILE_FLAGS = [
     f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}",
 ]
 
-# nvcc's division, square root and subnormals are IEEE's already; only contraction has to be switched
+# nvcc's division, square root and subnormals are IEEE's already; only contraction is switched
 # off.
 NVCC_FLAGS = [
     "-std=c++20",
