@@ -246,6 +246,9 @@ BAD_VALUES: list[tuple[dict[str, Any], str]] = [
     ({"l1_reg": 0.1, "ftrl_l1_reg": 0.1}, "two names"),
     ({"eps": 1e-8}, "no hyperparameter 'eps'"),
     ({"beta1": 0.9}, "no hyperparameter 'beta1'"),
+    ({"ar_alpha": 0.1}, "no hyperparameter 'ar_alpha'"),
+    ({"ema_beta": 0.9}, "no hyperparameter 'ema_beta'"),
+    ({"min_shrinkage": 0.1}, "no hyperparameter 'min_shrinkage'"),
 ]
 
 

@@ -30,10 +30,12 @@ MAX_DIM_ON_CUDA = 2048
 # chosen optimizer's spec has them, or they are an error.
 FBGEMM_OPTIMIZER_KEYWORDS = frozenset(
     (
+        "ar_alpha",
         "beta1",
         "beta2",
         "counter_based_regularization",
         "cowclip_regularization",
+        "ema_beta",
         "emainplace_mode",
         "ensemble_mode",
         "eps",
@@ -42,6 +44,7 @@ FBGEMM_OPTIMIZER_KEYWORDS = frozenset(
         "global_weight_decay",
         "learning_rate",
         "max_norm",
+        "min_shrinkage",
         "momentum",
         "optimizer",
         "optimizer_state_dtypes",
