@@ -73,6 +73,28 @@ def test_gradient_of_per_sample_weights(pooling, required) -> None:
     assert relative_error(weights.grad, expected) <= 1e-5
 
 
+@pytest.mark.parametrize("output", [SparseType.FP32, SparseType.FP16], ids=str)
+@pytest.mark.parametrize("weights", [SparseType.FP32, SparseType.FP16], ids=str)
+@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+def test_features_in_another_order_than_their_tables(pooling, weights, output) -> None:
+    shapes, feature_tables = [(3, 8), (20, 8), (7, 8)], [1, 0, 2, 1]
+    module = make_module(
+        OptimType.EXACT_SGD,
+        shapes,
+        pooling,
+        feature_table_map=feature_tables,
+        weights_precision=weights,
+        output_dtype=output,
+    )
+    tables = random_tables(shapes)
+    fill(module, tables)
+    batch = random_batch([20, 3, 7, 20], 5, 4, pooling=pooling)
+    expected = reference.lookup([table.double() for table in tables], feature_tables, batch)
+    # A half has 11 bits, its rounding error is at most 2^-11 of the value.
+    tolerance = 1e-6 if output == SparseType.FP32 else 2**-11
+    assert relative_error(run_forward(module, batch).detach(), expected) <= tolerance
+
+
 def test_weighted_mean_divides_in_both_directions() -> None:
     module = make_module(OptimType.EXACT_SGD, [(2, 4)], "mean", learning_rate=1.0)
     weights = torch.tensor([0.5, 3.0])

@@ -1,7 +1,11 @@
-"""Tables without rows, which row-wise sharding makes and FBGEMM's CPU lookup cannot handle."""
+"""Tables that FBGEMM's CPU lookup cannot handle.
+
+Those without rows, which row-wise sharding makes, and those whose features stand in another order.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -21,13 +25,23 @@ def features_without_rows(module: SplitTableBatchedEmbeddingBagsCodegen) -> list
     return [f for f, table in enumerate(module.feature_table_map) if rows[table] == 0]
 
 
-def guard_table_ends(module: SplitTableBatchedEmbeddingBagsCodegen) -> None:
-    """Keeps FBGEMM's CPU lookup from reading past the end of ``hash_size_cumsum``.
+def set_table_ends(module: SplitTableBatchedEmbeddingBagsCodegen) -> None:
+    """Gives FBGEMM's CPU lookup the number of rows behind every feature.
 
-    It takes the first larger element as the end of a table, and behind a last table without rows
-    there is none. One element more in the buffer's storage, behind its end, stops it.
+    It takes the first difference other than 0 between an element of ``hash_size_cumsum`` and those
+    behind it. FBGEMM's sums over tables make that wrong in two cases, which get sums over features
+    instead:
+
+    - A feature reads an earlier table than the feature before it: the difference is below 0 and
+      every lookup out of bounds.
+    - The last table has no rows: there is no such difference. One element more in the buffer's
+      storage, behind its end, stops the search.
     """
-    ends = module.hash_size_cumsum
+    tables = list(module.feature_table_map)
+    rows = [module.embedding_specs[table][0] for table in tables]
+    if tables == sorted(tables) and 0 not in rows:
+        return
+    ends = module.hash_size_cumsum.new_tensor([0, *itertools.accumulate(rows)])
     module.hash_size_cumsum = torch.cat([ends, ends[-1:] + 1])[:-1]
 
 

@@ -300,5 +300,5 @@ class TableBatchedEmbeddingBags(OptimizerClock):
                 self._table_layout, self._feature_table_map, self.current_device
             )
         self._features_without_rows = empty_tables.features_without_rows(self)
-        if self.use_cpu and self._features_without_rows:
-            empty_tables.guard_table_ends(self)
+        if self.use_cpu:
+            empty_tables.set_table_ends(self)
