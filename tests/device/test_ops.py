@@ -80,6 +80,12 @@ def test_rows_with_many_lookups(optimizer, hot) -> None:
 
 
 @OPTIMIZERS
+def test_a_small_batch_for_sanitized_runs(optimizer) -> None:
+    shapes = [(20, 4), (9, 36), (5, 132)]
+    _check(Case(optimizer, shapes=shapes, examples=10, longest=5, hot=1100, weighted=True))
+
+
+@OPTIMIZERS
 def test_a_large_batch(optimizer) -> None:
     _check(Case(optimizer, shapes=[(100_000, 32)] * 4, examples=8192, longest=20))
 
