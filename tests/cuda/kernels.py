@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SEAMS = ROOT / "tests" / "cuda" / "seams"
 TORCH = Path(torch.__file__).parent
 # What the shim has in place of CUB, of CUDA's streams and of the registration for CUDA tensors.
-REPLACED = {"sort.cu", "queue.cpp", "register.cpp"}
+REPLACED = {"sort.cu", "queue.cu", "register.cpp"}
 FLAGS = (
     "-isystem",
     str(TORCH / "include"),
@@ -52,15 +52,28 @@ def build(variant: Variant = "plain") -> Path:
 
 @cache
 def load(variant: Variant = "plain") -> ctypes.CDLL:
-    """Loads the library; its control functions are those of ``shim_control.h``."""
+    """Loads the library; its control functions are those of ``shim_control.h``.
+
+    A process can load one variant only, because each registers the same ops.
+    """
     path = build(variant)
     torch.ops.load_library(str(path))
+    _loaded.append(variant)
     return library.load(path)
+
+
+_loaded: list[Variant] = []
+
+
+def loaded() -> ctypes.CDLL:
+    """The library that this process has loaded; loads the plain one where there is none."""
+    return load(_loaded[0] if _loaded else "plain")
 
 
 @contextmanager
 def in_place_of_the_cpu_kernels() -> Iterator[None]:
     """Lets ``torchrec_ext.ops`` call the CUDA kernels, with tensors on the CPU."""
+    loaded()
     shim = torch.ops.torchrec_ext_cuda_shim
     both = SimpleNamespace(
         fused_update=shim.fused_update,

@@ -1,4 +1,4 @@
-// In place of csrc/cuda/queue.cpp: the "device" is the CPU.
+// In place of csrc/cuda/queue.cu: the "device" is the CPU.
 
 #include "cuda/queue.h"
 
