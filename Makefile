@@ -38,6 +38,9 @@ test: setup ## run the tests (PYTEST_ARGS="-k ftrl" for some)
 bench: setup ## measure against FBGEMM and torch (BENCH_ARGS for its options)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
+check-cuda: $(STAMPS)/packages ## check the compiled CUDA code; needs nvcc, but no GPU
+	$(BIN)/python -m tools.check_cuda
+
 lint: $(STAMPS)/packages ## check style, formats and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -59,6 +59,7 @@ NVCC_FLAGS = [
     "all-warnings",
     "-Xcompiler",
     "-fPIC,-fvisibility=hidden,-ffp-contract=off,-Wall,-Wextra",
+    "-DUSE_CUDA",  # LibTorch's headers then declare its CUDA functions
     f"-DTORCH_TARGET_VERSION={TORCH_TARGET_VERSION}",
 ]
 
