@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cpu/capability.h"
+#include "lookup.h"
 #include "optimizers/registry.h"
 
 namespace py = pybind11;
@@ -56,6 +57,9 @@ py::dict build_information() {
 PYBIND11_MODULE(_C, m) {
   using namespace torchrec_ext;
   m.attr("OptimType") = make_optim_type(m);
+  // Of device_layout's result: the numbers of a table and of a feature.
+  m.attr("device_layout_sizes") =
+      py::make_tuple(sizeof(Table) / sizeof(int64_t), sizeof(Feature) / sizeof(int64_t));
   m.def("registered_optimizers", &registered_optimizers);
   m.def("build_information", &build_information);
   m.def("set_cpu_capability", [](const std::string& name) {

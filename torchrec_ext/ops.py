@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchrec_ext import cuda
+from torchrec_ext._C import device_layout_sizes
 from torchrec_ext.optim_type import OPTIM_TYPES, OptimType
 
 cuda.load()
@@ -360,7 +361,10 @@ def _per_sample_weight_grad_fake(
 
 @torch.library.register_fake("torchrec_ext::device_layout")
 def _device_layout_fake(table_layout: Tensor, feature_table_map: Tensor) -> Tensor:
-    return table_layout.new_empty(torch.library.get_ctx().new_dynamic_size())
+    of_table, of_feature = device_layout_sizes
+    return table_layout.new_empty(
+        of_table * table_layout.shape[0] + of_feature * feature_table_map.shape[0]
+    )
 
 
 @torch.library.register_fake("torchrec_ext::sort_lookups")
