@@ -18,7 +18,7 @@ from torchrec_ext.autograd import FusedLookup, LookedUp, LookupInputs
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizer_clock import OptimizerClock
 from torchrec_ext.optimizers import HyperparameterError, spec_of
-from torchrec_ext.tbe_arguments import check_tables, max_gradient_of, split_keywords
+from torchrec_ext.tbe_arguments import check_mode, check_tables, max_gradient_of, split_keywords
 from torchrec_ext.variable_batch import make_variable_batch
 
 
@@ -42,8 +42,8 @@ class TableBatchedEmbeddingBags(OptimizerClock):
             hyperparameter of the optimizer.
         HyperparameterError: A hyperparameter belongs to another optimizer or its value is not
             legal.
-        ValueError: Dims, weights precision or devices are not supported. All errors come before
-            anything is allocated.
+        ValueError: Dims, weights precision, devices or a mode on a device are not supported. All
+            errors come before anything is allocated.
 
     Example:
         >>> import torch
@@ -71,11 +71,12 @@ class TableBatchedEmbeddingBags(OptimizerClock):
     ) -> None:
         spec = spec_of(optimizer)
         fbgemm_keywords, hyperparameters = split_keywords(spec, keywords)
+        names = keywords.get("table_names") or list(range(len(embedding_specs)))
         try:
             resolved = spec.resolve(hyperparameters)
         except HyperparameterError as error:
-            names = keywords.get("table_names") or list(range(len(embedding_specs)))
             raise HyperparameterError(f"tables {list(names)}: {error}") from error
+        check_mode(embedding_specs, resolved, names)
         if not isinstance(rounding_seed, int):
             raise ValueError(f"rounding_seed={rounding_seed!r} is not legal; it must be an integer")
         max_gradient = max_gradient_of(fbgemm_keywords)

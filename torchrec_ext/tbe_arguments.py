@@ -155,6 +155,23 @@ def check_tables(
         )
 
 
+def check_mode(
+    embedding_specs: Sequence[tuple[int, int, Any, ComputeDevice]],
+    resolved: Mapping[str, Any],
+    names: Sequence[Any],
+) -> None:
+    """Checks that the tables' device has the mode that the hyperparameters ask for.
+
+    Raises:
+        ValueError: ``sparse_mode="dense"`` on CUDA.
+    """
+    on_cuda = any(device == ComputeDevice.CUDA for _, _, _, device in embedding_specs)
+    if on_cuda and resolved.get("sparse_mode") == "dense":
+        raise ValueError(
+            f"tables {list(names)}: sparse_mode='dense' runs on the CPU only; use 'lazy' on CUDA"
+        )
+
+
 def _check_placement(name: str, dim: int, location: Any, device: ComputeDevice) -> None:
     if device == ComputeDevice.CPU:
         return

@@ -57,6 +57,16 @@ def test_per_sample_weight_grad() -> None:
         ops.per_sample_weight_grad(*_tensors(), None, pooling_mode=ops.POOLING_SUM)
 
 
+def test_dense_mode_is_on_the_cpu_only() -> None:
+    with pytest.raises(ValueError, match=r"tables \['user'\]: sparse_mode='dense'.*use 'lazy'"):
+        TableBatchedEmbeddingBags(
+            [(3, 4, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)],
+            optimizer=OptimType.ADAM,
+            sparse_mode="dense",
+            table_names=["user"],
+        )
+
+
 def test_a_module() -> None:
     with pytest.raises(ValueError, match=f"table 'user' is on.*{HOW}"):
         TableBatchedEmbeddingBags(
