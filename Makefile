@@ -23,7 +23,7 @@ BENCH_ARGS ?=
 
 CXX_FILES := $(sort $(foreach kind,cpp h cu cuh,$(wildcard csrc/*.$(kind) csrc/*/*.$(kind))))
 
-.PHONY: help setup demo test lint format bench check-cuda-build clean distclean
+.PHONY: help setup demo test lint format bench check-cuda check-cuda-build clean distclean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.* ## (.*)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 26

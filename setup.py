@@ -251,4 +251,5 @@ def extensions() -> list[Extension]:
     return result
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": NinjaBuild})
+if __name__ == "__main__":  # tools/check_cuda imports the flags
+    setup(ext_modules=extensions(), cmdclass={"build_ext": NinjaBuild})

@@ -34,8 +34,8 @@ __device__ __forceinline__ Range find_sum(const Segments& segments, int level, i
 
 __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     store_sums_kernel(const DeviceLayout layout, const Segments segments,
-                      const GradientSource source, const StoredSums stored, int level,
-                      int lane_count) {
+                      const GradientSource source, const __grid_constant__ StoredSums stored,
+                      int level, int lane_count) {
   const Lanes lanes = Lanes::of(lane_count);
   const int64_t places = segments.lookups >> sum_bits(level);
   for (int64_t place = lanes.group(); place < places; place += lanes.groups()) {
