@@ -13,8 +13,8 @@ from torchrec_ext import cuda
 hypothesis.settings.register_profile("default", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("default")
 
-# The first backward starts autograd's threads, one for each device. FakeTensorMode makes torch believe
-# in a CUDA device, and a process with threads for it cannot fork ranks: so the first one is here.
+# The first backward starts autograd's threads, one for each device. FakeTensorMode makes torch
+# believe in a CUDA device, and a process with threads for it cannot fork ranks: so it comes first.
 torch.ones(1, requires_grad=True).sum().backward()
 
 
