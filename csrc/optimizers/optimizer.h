@@ -15,6 +15,8 @@ struct StateInfo {
 
 // What an optimizer's header defines. `row_update.h` holds the loop that calls it.
 //
+//   Optimizer(h, completed_updates)
+//                      from the values of the hyperparameters; a device constructs it, too
 //   kHyperparameters   names, in the order in which their values h arrive
 //   kStates            in checkpoint order; [rows, D] states come before [rows] states
 //   select(h, completed_updates, visit)
