@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchrec_ext import ops
+from torchrec_ext.learning_rate import HasParamGroups, LearningRateSource
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizer_states import OptimizerStates
 from torchrec_ext.optimizers import HyperparameterError
@@ -53,6 +54,16 @@ class OptimizerClock(OptimizerStates):
     def get_learning_rate(self) -> float:
         """The learning rate, exactly as it was set."""
         return self._hyperparameters["learning_rate"]
+
+    def follow_learning_rate(self, optimizer: HasParamGroups) -> None:
+        """Takes the learning rate from an optimizer's ``param_groups`` whenever it changes there.
+
+        It is read when an update runs.
+
+        Args:
+            optimizer: Kept by a weak reference.
+        """
+        self._learning_rate_source.follow(optimizer)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Changes hyperparameters from the next update on. States are not touched.
@@ -108,6 +119,7 @@ class OptimizerClock(OptimizerStates):
         super().reset_optimizer_states(table, rows)
 
     def _start_clock(self) -> None:
+        self._learning_rate_source = LearningRateSource()
         self.register_buffer("iter", self.iter, persistent=True)
         if not self.use_cpu:
             self._scalars = ops.step_scalars(self._kernel_hyperparameters, 0, self.current_device)

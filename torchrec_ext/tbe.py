@@ -226,6 +226,7 @@ class TableBatchedEmbeddingBags(OptimizerClock):
             )
 
     def _update(self, grad_output: Tensor, batch: LookedUp) -> None:
+        self._learning_rate_source.pull(self.set_learning_rate)
         with torch.no_grad(), self._tables_named_in_errors():
             ops.fused_update(
                 grad_output,

@@ -23,6 +23,9 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
     ``<table>.step``: the completed updates, int64 ``[1]``, the same on every rank and for every
     sharding plan.
 
+    The learning rate in ``param_groups`` is read when an update runs, so that every order of a
+    scheduler's ``step()``, ``zero_grad()``, backward and ``step()`` has the one of its moment.
+
     TorchRec combines many of these into one and then reads and writes ``state`` directly, so this
     is where rows are brought up to date, and ``post_load_state_dict`` where the clock is set.
     """
@@ -37,6 +40,7 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
         self.module = module
         self.stated_step: int | None = None
         super().__init__(config, module, pg)
+        module.follow_learning_rate(self)
         # By parameter, because TorchRec puts prefixes before the names in ``params`` later on.
         self.step_names: dict[Any, str] = {}
         if module.saves_step:

@@ -1,0 +1,149 @@
+"""Schedulers over the fused optimizer: an update uses the learning rate of its moment."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+
+from torchrec_ext import OptimType
+from torchrec_ext.distributed import EmbeddingBagCollectionSharder
+from torchrec_ext.optimizers import HyperparameterError
+
+from ..modules import make_module, single_step
+from . import models
+from .ranks import run_on_ranks
+
+STEPS = 6
+# What a loop does in each step, in this order.
+LOOPS: dict[str, tuple[str, ...]] = {
+    "zero_grad first": ("zero_grad", "backward", "step", "schedule"),
+    "zero_grad last": ("backward", "step", "zero_grad", "schedule"),
+    "without zero_grad": ("backward", "step", "schedule"),
+    "scheduled first": ("schedule", "zero_grad", "backward", "step"),
+    "scheduled before the step": ("zero_grad", "backward", "schedule", "step"),
+    "neither step nor zero_grad": ("backward", "schedule"),
+}
+
+
+def _schedulers(optimizer: Any) -> dict[str, Callable[[], Any]]:
+    schedulers = torch.optim.lr_scheduler
+    return {
+        "exponential": lambda: schedulers.ExponentialLR(optimizer, 0.7),
+        "cosine": lambda: schedulers.CosineAnnealingLR(optimizer, STEPS, eta_min=1e-3),
+        "one cycle": lambda: schedulers.OneCycleLR(
+            optimizer, max_lr=0.3, total_steps=STEPS + 1, cycle_momentum=False
+        ),
+    }
+
+
+def _sharded() -> models.DistributedModelParallel:
+    tables = models.BAG_TABLES
+    model = models.Model(tables, pooled=True)
+    sharder = EmbeddingBagCollectionSharder(
+        {"optimizer": OptimType.EXACT_SGD, "learning_rate": 0.1}
+    )
+    plan = models.plan_for(model, [sharder], "table_wise", tables)
+    return models.shard(model, [sharder], plan)
+
+
+def _rates(loop: Sequence[str], scheduler: str) -> tuple[list[float], list[float]]:
+    """The learning rates that updates used, and those that ``param_groups`` had at the time."""
+    sharded = _sharded()
+    optimizer = sharded.fused_optimizer
+    schedule = _schedulers(optimizer)[scheduler]()
+    module = next(iter(models.modules_by_table(sharded).values()))
+    used, expected = [], []
+    update = module._update
+
+    def recording(*arguments: Any) -> None:
+        update(*arguments)
+        used.append(module.get_learning_rate())
+
+    module._update = recording
+    for batch in models.batches(STEPS):
+        for action in loop:
+            if action == "backward":
+                expected.append(optimizer.param_groups[0]["lr"])
+                sharded(batch.of_rank(0, 1)).backward()
+            elif action == "schedule":
+                schedule.step()
+            else:
+                getattr(optimizer, action)()
+    return used, expected
+
+
+@pytest.mark.parametrize("scheduler", ["exponential", "cosine", "one cycle"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_every_order_of_a_loop(loop, scheduler) -> None:
+    used, expected = run_on_ranks(1, _rates, LOOPS[loop], scheduler)[0]
+    assert used == expected
+    assert len(set(used)) == STEPS
+
+
+def _warm_up() -> tuple[list[float], list[float]]:
+    sharded = _sharded()
+    optimizer = WarmupOptimizer(
+        sharded.fused_optimizer,
+        [WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.1)],
+        lr=0.2,
+    )
+    module = next(iter(models.modules_by_table(sharded).values()))
+    used, expected = [], []
+    for batch in models.batches(STEPS):
+        expected.append(optimizer.param_groups[0]["lr"])
+        sharded(batch.of_rank(0, 1)).backward()
+        used.append(module.get_learning_rate())
+        optimizer.step()
+    return used, expected
+
+
+def test_torchrecs_warm_up() -> None:
+    used, expected = run_on_ranks(1, _warm_up)[0]
+    assert used == expected
+    assert len(set(used)) > 3
+
+
+class _Optimizer:
+    """All that a module reads of an optimizer."""
+
+    def __init__(self, lr: float) -> None:
+        self.param_groups = [{"lr": lr}]
+
+
+def test_a_rate_set_by_hand_stays_until_the_optimizers_changes() -> None:
+    module = make_module(OptimType.EXACT_SGD, [(3, 4)], learning_rate=0.5)
+    optimizer = _Optimizer(0.5)
+    module.follow_learning_rate(optimizer)
+    module.set_learning_rate(0.25)
+    assert single_step(module, 1.0) == -0.25
+    optimizer.param_groups[0]["lr"] = 0.125
+    assert single_step(module, 1.0) == -0.375
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
+    assert single_step(module, 1.0) == -0.875
+
+
+def test_an_illegal_rate_is_refused_when_the_update_runs() -> None:
+    module = make_module(OptimType.FTRL, [(3, 4)], table_names=["user"], learning_rate=0.5)
+    optimizer = _Optimizer(0.5)
+    module.follow_learning_rate(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.0
+    for _ in range(2):
+        with pytest.raises(HyperparameterError, match=r"\['user'\].*learning_rate"):
+            single_step(module, 1.0)
+    assert module.split_embedding_weights()[0].count_nonzero() == 0
+    assert int(module.iter) == 0
+
+
+def test_copies_follow_nothing() -> None:
+    module = make_module(OptimType.EXACT_SGD, [(3, 4)], learning_rate=0.5)
+    optimizer = _Optimizer(0.5)
+    module.follow_learning_rate(optimizer)
+    other = copy.deepcopy(module)
+    optimizer.param_groups[0]["lr"] = 0.25
+    assert single_step(module, 1.0) == -0.25
+    assert single_step(other, 1.0) == -0.5
