@@ -1,6 +1,6 @@
-"""Optimizer classes that give one table its own fused optimizer.
+"""Optimizer classes: a table's own fused optimizer, or the same update on a plain parameter.
 
-They are names for ``apply_optimizer_in_backward``, not optimizers to call ``step()`` on::
+A class names the optimizer of a table that will be sharded::
 
     from torch.distributed.optim import _apply_optimizer_in_backward
     from torchrec_ext.optim import FTRL, Adagrad
@@ -11,15 +11,21 @@ They are names for ``apply_optimizer_in_backward``, not optimizers to call ``ste
 
 TorchRec reads class and keywords from the parameter when it shards the module; the update then
 runs inside the backward pass of the sharded lookup.
+
+On any other parameter they are ordinary optimizers: ``FTRL(model.parameters(), lr=0.1)`` with
+``step()``, ``zero_grad()`` and ``state_dict()``, which update with the same kernels and so the same
+bits. For DENSE and DATA_PARALLEL tables they are what a fused optimizer cannot be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar, NoReturn
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 
+from torchrec_ext.dense_step import STEP, check_states, initial_states, update_parameter
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers import HyperparameterError, spec_of
 
@@ -53,14 +59,19 @@ _TORCH_KEYWORDS = frozenset(
 
 
 class FusedOptimizer(torch.optim.Optimizer):
-    """Base of the classes below: the checked hyperparameters of a table's fused optimizer.
+    """Base of the classes below: checked hyperparameters, and the step on a plain parameter.
+
+    A row of a parameter ``[rows, ...]`` is what has the same first index; a parameter of one
+    dimension is one row. With a sparse gradient (``torch.nn.Embedding(sparse=True)``) only the rows
+    that have one are updated. States are float32 whatever the parameter's dtype; float16 and
+    bfloat16 parameters are rounded to nearest.
 
     The keywords are copied and checked here, once per parameter, because TorchRec writes into the
     keyword dict it was given: two tables that share one dict would otherwise share the optimizer
     that was applied first.
 
     Args:
-        params: The table's parameter, as ``apply_optimizer_in_backward`` passes it.
+        params: Parameters, or groups of them with settings of their own.
         lr: The learning rate under torch's name; ``learning_rate`` is accepted as well.
         **hyperparameters: The optimizer's other hyperparameters, by the names that
             ``fused_params`` takes (see ``torchrec_ext.optimizers``).
@@ -68,8 +79,18 @@ class FusedOptimizer(torch.optim.Optimizer):
     Raises:
         HyperparameterError: A name that this optimizer does not have, a value out of range, a
             learning rate given under both names, a keyword of torch.optim that has no counterpart
-            (``amsgrad``, ``maximize``, ``foreach``, ...) and is on, or settings in a parameter
-            group.
+            (``amsgrad``, ``maximize``, ``foreach``, ...) and is on, or a setting of a parameter
+            group that this optimizer does not have.
+
+    Example:
+        >>> import torch
+        >>> from torchrec_ext.optim import FTRL
+        >>> weight = torch.nn.Parameter(torch.zeros(2, 4))
+        >>> optimizer = FTRL([weight], lr=0.1, ftrl_beta=1.0, l1_reg=0.5)
+        >>> weight[0].sum().backward()
+        >>> optimizer.step()
+        >>> weight[0].detach(), weight[1].count_nonzero()
+        (tensor([-0.0250, -0.0250, -0.0250, -0.0250]), tensor(0))
     """
 
     optim_type: ClassVar[OptimType]
@@ -102,7 +123,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                     f"{', '.join(own)}; give hyperparameters as keywords"
                 )
         # A class of ours means nothing to TorchRec's stock sharders without the hook.
-        install()
+        if importlib.util.find_spec("torchrec") is not None:
+            install()
 
     def _drop_torchs_defaults(self, hyperparameters: dict[str, Any]) -> None:
         """Takes out torch.optim's keywords that are off, and refuses those that are on."""
@@ -116,24 +138,58 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     def fused_params(self) -> dict[str, Any]:
         """The ``fused_params`` entries of this optimizer: its type and every hyperparameter."""
-        group = self.param_groups[0]
-        names = [hyperparameter.name for hyperparameter in spec_of(self.optim_type).hyperparameters]
-        values = {name: group["lr" if name == "learning_rate" else name] for name in names}
-        return {"optimizer": self.optim_type, **spec_of(self.optim_type).resolve(values)}
+        return {"optimizer": self.optim_type, **self._hyperparameters(self.param_groups[0])}
 
-    def step(self, closure: Any = None) -> NoReturn:
-        """Refuses: the update is fused into the backward pass of a sharded table.
+    def _hyperparameters(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        spec = spec_of(self.optim_type)
+        names = [hyperparameter.name for hyperparameter in spec.hyperparameters]
+        values = {name: group["lr" if name == "learning_rate" else name] for name in names}
+        values["learning_rate"] = float(values["learning_rate"])
+        return spec.resolve(values)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates every parameter that has a gradient.
+
+        Args:
+            closure: Computes the loss once more and returns it.
+
+        Returns:
+            The closure's result, or None.
 
         Raises:
-            NotImplementedError: Always.
+            HyperparameterError: A setting of a group is not legal; nothing was changed.
+            ValueError: A parameter's dtype or a gradient's layout is not supported.
         """
-        name = type(self).__name__
-        raise NotImplementedError(
-            f"torchrec_ext.optim.{name} does not step a dense parameter. It marks an embedding "
-            f"table: call _apply_optimizer_in_backward({name}, table.parameters(), {{...}}) and "
-            "shard the module that holds the table with DistributedModelParallel; for a dense "
-            "parameter use an optimizer of torch.optim"
-        )
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        spec = spec_of(self.optim_type)
+        resolved = [self._hyperparameters(group) for group in self.param_groups]
+        for group, hyperparameters in zip(self.param_groups, resolved, strict=True):
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                states = self.state[parameter]
+                if not states:
+                    states.update(initial_states(spec, parameter, hyperparameters))
+                update_parameter(spec, parameter, parameter.grad, states, hyperparameters)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads states and settings. States stay float32, whatever the parameters are.
+
+        Raises:
+            ValueError: Other states or shapes than this optimizer's; nothing was changed.
+        """
+        check_states(self, state_dict)
+        super().load_state_dict(state_dict)
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for parameter, number in zip(parameters, saved, strict=True):
+            for name, value in state_dict["state"].get(number, {}).items():
+                device = value.device if name == STEP else parameter.device
+                self.state[parameter][name] = value.detach().clone().to(device)
 
 
 class FTRL(FusedOptimizer):

@@ -99,12 +99,11 @@ def test_a_dict_that_torchrec_wrote_an_optimizer_into_is_refused():
         optim.FTRL([torch.nn.Parameter(torch.zeros(1))], optimizer=EmbOptimType.EXACT_SGD)
 
 
-def test_an_unsharded_parameter_is_not_stepped_in_silence():
-    weight = torch.nn.Parameter(torch.ones(4))
-    _apply_optimizer_in_backward(optim.FTRL, [weight], {"lr": 0.5})
-    with pytest.raises(NotImplementedError, match="DistributedModelParallel"):
-        weight.sum().backward()
-    assert torch.equal(weight.detach(), torch.ones(4))
+def test_an_unsharded_parameter_is_stepped_in_backward():
+    weight = torch.nn.Parameter(torch.zeros(4))
+    _apply_optimizer_in_backward(optim.FTRL, [weight], {"lr": 0.1, "ftrl_beta": 1.0, "l1_reg": 0.5})
+    weight.sum().backward()
+    assert torch.allclose(weight.detach(), torch.full((4,), -0.025))
 
 
 def test_applying_a_class_puts_the_hook_in_place():

@@ -17,6 +17,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
 
+from torchrec_ext import optim
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers import State, spec_of
 
@@ -51,7 +52,7 @@ def kernel_problem(table: str, optimizer: OptimType, compute_kernel: str) -> str
         f"table {table!r}: compute kernel {compute_kernel!r} does not run "
         f"OptimType.{optimizer.name}, it would drop or replace the fused optimizer; set "
         f"ParameterConstraints(compute_kernels={list(KERNELS[:1])}) for it, or "
-        "compute_kernel='fused' in a plan written by hand"
+        f"compute_kernel='fused' in a plan written by hand{_dense_way_out(optimizer)}"
     )
 
 
@@ -63,7 +64,15 @@ def sharding_type_problem(table: str, optimizer: OptimType, sharding_type: str) 
         f"table {table!r}: sharding type {sharding_type!r} does not run "
         f"OptimType.{optimizer.name}, every rank would train a copy of the table without it; set "
         f"ParameterConstraints(sharding_types={list(SHARDING_TYPES[:4])}, "
-        f"compute_kernels={list(KERNELS[:1])}) for it"
+        f"compute_kernels={list(KERNELS[:1])}) for it{_dense_way_out(optimizer)}"
+    )
+
+
+def _dense_way_out(optimizer: OptimType) -> str:
+    name = optim.classes()[optimizer].__name__
+    return (
+        f". To train it as a dense parameter with the same update, take OptimType.{optimizer.name} "
+        f"out of its fused_params and give the parameter to torchrec_ext.optim.{name}"
     )
 
 

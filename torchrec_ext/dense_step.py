@@ -1,0 +1,148 @@
+"""One optimizer step on a plain parameter, by the kernels that update tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchrec_ext import ops
+from torchrec_ext.optimizers import OptimizerSpec, spec_of
+
+_WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: The key of a parameter's completed updates among its states, as in torch.optim.
+STEP = "step"
+
+
+def initial_states(
+    spec: OptimizerSpec, parameter: Tensor, hyperparameters: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """A parameter's states before its first update: float32, of its shape or one value a row.
+
+    Args:
+        spec: The optimizer's.
+        parameter: ``[rows, ...]``; a parameter of one dimension is one row.
+        hyperparameters: All of them.
+    """
+    rows, dim = _shape(parameter)
+    states: dict[str, Tensor] = {STEP: torch.zeros((), dtype=torch.int64)}
+    for state in spec.states_for(hyperparameters):
+        shape = (rows,) if state.rowwise else tuple(parameter.shape)
+        value = spec.initial_value(state, hyperparameters)
+        states[state.name] = torch.full(shape, value, dtype=torch.float32, device=parameter.device)
+    return states
+
+
+@torch.no_grad()
+def update_parameter(
+    spec: OptimizerSpec,
+    parameter: Tensor,
+    gradient: Tensor,
+    states: Mapping[str, Tensor],
+    hyperparameters: Mapping[str, Any],
+) -> None:
+    """Updates a parameter and its states in place.
+
+    Args:
+        spec: The optimizer's.
+        parameter: float32, float16 or bfloat16.
+        gradient: Dense, of its shape: every row is updated. Or sparse, with rows for indices: only
+            these are.
+        states: As :func:`initial_states` makes them.
+        hyperparameters: All of them.
+
+    Raises:
+        ValueError: The parameter's dtype or the gradient's layout is not supported; nothing was
+            changed.
+    """
+    _check(parameter, gradient, hyperparameters)
+    rows, dim = _shape(parameter)
+    touched = torch.arange(rows, device=parameter.device)
+    if gradient.is_sparse:
+        coalesced = gradient.coalesce()
+        touched, gradient = coalesced.indices()[0], coalesced.values()
+    own_states = [states[state.name] for state in spec.states_for(hyperparameters)]
+    layout = torch.tensor([[rows, dim, 0, *(0 for _ in own_states)]])
+    weights = parameter.detach().contiguous()
+    if touched.numel() > 0 and dim > 0:
+        ops.fused_update(
+            gradient.reshape(touched.numel(), dim).to(torch.float32).contiguous(),
+            weights.view(-1),
+            [state.view(-1) for state in own_states],
+            layout,
+            torch.zeros(1, dtype=torch.int64),
+            touched,
+            torch.arange(touched.numel() + 1, device=parameter.device),
+            None,
+            pooling_mode=ops.POOLING_NONE,
+            optimizer=spec.optimizer,
+            hyperparameters=spec.kernel_values(hyperparameters),
+            step=int(states[STEP]),
+        )
+    if weights.data_ptr() != parameter.data_ptr():
+        parameter.copy_(weights)
+    states[STEP].add_(1)
+
+
+def check_states(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+    """Checks a state dict against the parameters that it is to be loaded for.
+
+    Raises:
+        ValueError: The states of a parameter have other names, shapes or dtypes.
+    """
+    own = [each for group in optimizer.param_groups for each in group["params"]]
+    saved = [number for group in state_dict["param_groups"] for number in group["params"]]
+    spec, name = spec_of(optimizer.optim_type), type(optimizer).__name__  # type: ignore[attr-defined]
+    for place, (parameter, number) in enumerate(zip(own, saved, strict=False)):
+        found = state_dict["state"].get(number)
+        if not found:
+            continue
+        group = next(g for g in state_dict["param_groups"] if number in g["params"])
+        expected = _shapes(spec, parameter, group)
+        shapes = {state: tuple(value.shape) for state, value in found.items()}
+        if shapes != expected:
+            raise ValueError(
+                f"{name}: the states of parameter {place}, of shape {tuple(parameter.shape)}, are "
+                f"{shapes} in the state dict, expected {expected}"
+            )
+
+
+def _shapes(
+    spec: OptimizerSpec, parameter: Tensor, group: Mapping[str, Any]
+) -> dict[str, tuple[int, ...]]:
+    states = spec.states_for({**spec.resolve({"lr": 1.0}), **group})
+    rows, _ = _shape(parameter)
+    return {
+        STEP: (),
+        **{each.name: (rows,) if each.rowwise else tuple(parameter.shape) for each in states},
+    }
+
+
+def _shape(parameter: Tensor) -> tuple[int, int]:
+    """Rows and columns: all dimensions behind the first are one row's columns."""
+    if parameter.dim() < 2:
+        return 1, parameter.numel()
+    return parameter.shape[0], parameter.numel() // max(parameter.shape[0], 1)
+
+
+def _check(parameter: Tensor, gradient: Tensor, hyperparameters: Mapping[str, Any]) -> None:
+    shape = tuple(parameter.shape)
+    if parameter.dtype not in _WEIGHT_DTYPES:
+        raise ValueError(
+            f"a parameter of shape {shape} has dtype {parameter.dtype}; the kernels update "
+            "float32, float16 and bfloat16"
+        )
+    if not gradient.is_sparse:
+        return
+    if gradient.sparse_dim() != 1 or parameter.dim() < 2:
+        raise ValueError(
+            f"the gradient of a parameter of shape {shape} is sparse in {gradient.sparse_dim()} "
+            "dimensions; only rows may be: the first of at least two"
+        )
+    if hyperparameters.get("sparse_mode") == "dense":
+        raise ValueError(
+            f"sparse_mode='dense' with a sparse gradient of a parameter of shape {shape}: rows "
+            "without a gradient would have to move; use sparse=False or sparse_mode='lazy'"
+        )
