@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -84,7 +84,7 @@ def state_step(optimizer: KeyedOptimizer, step: int) -> None:
         ValueError: ``step`` is no legal number of updates, or this rank has tables and none of
             their optimizers depends on the clock.
     """
-    ours = list(_ours_in(optimizer))
+    ours = list(ours_in(optimizer))
     check_step(step, [table for each in ours for table in each.module.table_labels])
     clocks = [each for each in ours if each.module.saves_step]
     if ours and not clocks:  # a rank without tables has nothing to state
@@ -102,7 +102,7 @@ def check_steps(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> Non
     """
     key_of = {id(weight): key for key, weight in optimizer.params.items()}
     given = state_dict.get("state", {})
-    for clock in _ours_in(optimizer):
+    for clock in ours_in(optimizer):
         steps: dict[str, int | None] = {}
         for weight, name in clock.step_names.items():
             step = given.get(key_of[id(weight)], {}).get(name)
@@ -132,12 +132,17 @@ def _check_group(clock: FusedOptimizer, steps: Mapping[str, int | None]) -> None
         )
 
 
-def _ours_in(optimizer: Any) -> Iterator[FusedOptimizer]:
+def state_names(keys: Iterable[str]) -> list[str]:
+    """The states' names, without the table's before them."""
+    return [key.rpartition(".")[2] for key in keys]
+
+
+def ours_in(optimizer: Any) -> Iterator[FusedOptimizer]:
     """Ours among the optimizers that one is made of."""
     if isinstance(optimizer, FusedOptimizer):
         yield optimizer
     elif isinstance(optimizer, CombinedOptimizer):
         for _, part in optimizer.optimizers:
-            yield from _ours_in(part)
+            yield from ours_in(part)
     elif isinstance(optimizer, OptimizerWrapper):
-        yield from _ours_in(optimizer._optimizer)
+        yield from ours_in(optimizer._optimizer)

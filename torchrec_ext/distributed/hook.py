@@ -25,6 +25,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrat
 from torchrec.optim.keyed import KeyedOptimizer
 
 from torchrec_ext.distributed import patching, plan, table_optimizers
+from torchrec_ext.distributed.checkpoint_checks import check_states
 from torchrec_ext.distributed.fused_optimizer import check_steps
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
 from torchrec_ext.distributed.patching import Function, Seam
@@ -173,6 +174,7 @@ def _checked_load(original: Function) -> Function:
     @functools.wraps(original)
     def load_state_dict(self: Any, state_dict: Any) -> Any:
         check_steps(self, state_dict)
+        check_states(self, state_dict)
         return original(self, state_dict)
 
     return load_state_dict

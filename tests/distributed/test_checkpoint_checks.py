@@ -1,0 +1,115 @@
+"""State dicts that do not fit are refused by name before anything is loaded."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+
+from torchrec_ext import OptimType
+from torchrec_ext.distributed import EmbeddingBagCollectionSharder
+
+from ..hyperparameters import HYPERPARAMETERS
+from . import models
+from .ranks import run_on_ranks
+
+FTRL, ADAM, ADAGRAD = OptimType.FTRL, OptimType.ADAM, OptimType.EXACT_ADAGRAD
+
+
+def _sharded(optimizer: Any) -> models.DistributedModelParallel:
+    tables = models.BAG_TABLES
+    hyperparameters = HYPERPARAMETERS.get(optimizer, {"learning_rate": 0.1})
+    model = models.Model(tables, pooled=True)
+    sharder = EmbeddingBagCollectionSharder({"optimizer": optimizer, **hyperparameters})
+    sharded = models.shard(
+        model, [sharder], models.plan_for(model, [sharder], "table_wise", tables)
+    )
+    for batch in models.batches(2):
+        sharded(batch.of_rank(0, 1)).backward()
+    return sharded
+
+
+def _states(sharded: models.DistributedModelParallel) -> dict[str, torch.Tensor]:
+    """Copies of every local state."""
+    return {
+        f"{table} {name}": state.clone()
+        for table, module in models.modules_by_table(sharded).items()
+        for states in module.get_optimizer_state()
+        for name, state in states.items()
+    }
+
+
+def _load(written: Any, read: Any, edit: str = "") -> str:
+    """Loads one optimizer's state dict into another; gives the error, after which all is as before."""
+    source, target = _sharded(written), _sharded(read)
+    state_dict = source.fused_optimizer.state_dict()
+    key = next(iter(state_dict["state"]))
+    if edit == "missing table":
+        del state_dict["state"][key]
+        state_dict["state"]["other"] = {}
+    elif edit:
+        states = state_dict["state"][key]
+        name = next(name for name in states if name.endswith(edit))
+        states[name] = torch.zeros(3, 4)
+    before = _states(target)
+    with pytest.raises(ValueError) as caught:
+        target.fused_optimizer.load_state_dict(state_dict)
+    after = _states(target)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "written, read, edit, message",
+    [
+        (
+            FTRL,
+            ADAGRAD,
+            "",
+            r"has the states \['momentum1', 'accum'\], but OptimType.EXACT_ADAGRAD has \['momentum1'\]",
+        ),
+        (ADAGRAD, FTRL, "", r"has the states \['momentum1'\], but OptimType.FTRL has"),
+        (OptimType.LAMB, FTRL, "", r"\['momentum1', 'exp_avg_sq', 'step'\], but OptimType.FTRL"),
+        (
+            EmbOptimType.EXACT_ADAGRAD,
+            FTRL,
+            "",
+            r"has the states \['momentum1'\], but OptimType.FTRL",
+        ),
+        (FTRL, FTRL, "accum", r"state 'accum' has shape \(3, 4\) in the checkpoint, expected"),
+        (FTRL, FTRL, "missing table", "has no states under"),
+    ],
+)
+def test_a_misfit_is_named_and_nothing_is_loaded(written, read, edit, message) -> None:
+    (found,) = run_on_ranks(1, _load, written, read, edit)
+    assert found.startswith("nothing was loaded:\ntable 't")
+    assert re.search(message, found), found
+
+
+def _fbgemms(written: Any, read: Any) -> bool:
+    source, target = _sharded(written), _sharded(read)
+    target.fused_optimizer.load_state_dict(source.fused_optimizer.state_dict())
+    found, expected = (
+        [
+            state.local_shards()[0].tensor
+            for states in sharded.fused_optimizer.state_dict()["state"].values()
+            for state in states.values()
+        ]
+        for sharded in (target, source)
+    )
+    assert len(found) == len(expected) > 0
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [OptimType.EXACT_ADAGRAD, OptimType.EXACT_ROWWISE_ADAGRAD],
+    ids=lambda o: o.name,
+)
+@pytest.mark.parametrize("into_ours", [True, False])
+def test_fbgemms_adagrad_loads_into_ours_and_back(ours, into_ours) -> None:
+    pair = (ours.counterpart, ours) if into_ours else (ours, ours.counterpart)
+    assert run_on_ranks(1, _fbgemms, *pair) == [True]
