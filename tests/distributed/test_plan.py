@@ -1,6 +1,5 @@
 """Plans that would train a table without its optimizer are refused, on every rank, by name."""
 
-import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -252,28 +251,6 @@ def test_a_width_that_fbgemm_cannot_look_up_is_refused_by_table():
 
     with pytest.raises(PlanError, match="table 'odd': a shard of 6 columns"):
         run_on_ranks(1, build)
-
-
-@pytest.mark.parametrize("whose", ["ours", "stock"])
-def test_resharding_a_table_with_two_states_is_refused(whose):
-    def reshard(optimizer: OptimType) -> str:
-        torchrec_ext.install()
-        model = models.Model()
-        sharder = SHARDERS[True, whose]({"optimizer": optimizer, "learning_rate": 0.1})
-        sharded = models.shard(model, [sharder], models.plan_for(model, [sharder], "table_wise"))
-        moved = copy.deepcopy(sharded.plan.plan["ebc"]["t0"])
-        moved.ranks = [1 - moved.ranks[0]]
-        (part,) = moved.sharding_spec.shards
-        part.placement = torch.distributed._remote_device(f"rank:{moved.ranks[0]}/cpu")
-        try:
-            sharder.reshard(sharded.module.ebc, {"t0": moved}, sharded._env, torch.device("cpu"))
-        except NotImplementedError as error:
-            return str(error)
-        return "moved"
-
-    for message in run_on_ranks(2, reshard, OptimType.FTRL):
-        assert "table 't0'" in message and "['linear', 'accum']" in message
-    assert run_on_ranks(2, reshard, OptimType.EXACT_ADAGRAD) == ["moved"] * 2
 
 
 @pytest.mark.parametrize(("pooled", "whose"), SHARDERS)

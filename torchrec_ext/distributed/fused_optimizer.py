@@ -38,6 +38,7 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
     ) -> None:
         """Reads the module's states; see ``EmbeddingFusedOptimizer``."""
         self.module = module
+        self.tables = config.embedding_tables
         self.stated_step: int | None = None
         super().__init__(config, module, pg)
         module.follow_learning_rate(self)

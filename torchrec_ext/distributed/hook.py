@@ -24,7 +24,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBag, ShardedEmbedd
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
 from torchrec.optim.keyed import KeyedOptimizer
 
-from torchrec_ext.distributed import patching, plan, table_optimizers
+from torchrec_ext.distributed import patching, plan, reshard, table_optimizers
 from torchrec_ext.distributed.checkpoint_checks import check_states
 from torchrec_ext.distributed.fused_optimizer import check_steps
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
@@ -198,8 +198,9 @@ def _checked_infos(
 def _reshard(original: Function) -> Function:
     @functools.wraps(original)
     def update_shards(self: Any, changed_sharding_params: Any, env: Any, device: Any) -> None:
-        plan.check_reshard(self.sharding_type_to_sharding_infos, changed_sharding_params)
+        snapshot = reshard.take_snapshot(self)
         original(self, changed_sharding_params, env, device)
+        reshard.restore(snapshot, self, env.process_group)
 
     return update_shards
 

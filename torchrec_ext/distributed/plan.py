@@ -167,33 +167,3 @@ def _host_problem(table: str, sharding: ParameterSharding) -> str | None:
 def states_of(fused_params: Mapping[str, Any]) -> tuple[State, ...]:
     """The states of a table with one of our optimizers, whose ``fused_params`` are settled."""
     return spec_of(fused_params["optimizer"]).states_for(fused_params)
-
-
-def check_reshard(
-    infos: Mapping[str, list[EmbeddingShardingInfo]], changed: Mapping[str, ParameterSharding]
-) -> None:
-    """Refuses to move a table whose optimizer keeps more than one state.
-
-    TorchRec's resharding carries the weights and the first state; later states would restart from
-    zero.
-
-    Args:
-        infos: The sharded module's tables by sharding type.
-        changed: The new sharding of the tables to move, by table name.
-
-    Raises:
-        NotImplementedError: Names the tables and their states.
-    """
-    for info in (info for group in infos.values() for info in group):
-        optimizer = (info.fused_params or {}).get("optimizer")
-        if info.embedding_config.name not in changed or not isinstance(optimizer, OptimType):
-            continue
-        states = [state.name for state in states_of(info.fused_params)]
-        if spec_of(optimizer).saves_step(info.fused_params):
-            states.append("step")
-        if len(states) > 1:
-            raise NotImplementedError(
-                f"table {info.embedding_config.name!r}: reshard() moves the first state of a table "
-                f"only, OptimType.{optimizer.name} keeps {states}; save a checkpoint and load it "
-                "under the new plan instead"
-            )

@@ -1,0 +1,93 @@
+"""``reshard``: tables change their ranks and keep states, clock and hyperparameters."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
+
+from torchrec_ext import OptimType
+from torchrec_ext.distributed import EmbeddingBagCollectionSharder
+
+from ..hyperparameters import HYPERPARAMETERS
+from . import models
+from .ranks import run_on_ranks
+
+OPTIMIZERS = pytest.mark.parametrize("optimizer", list(OptimType), ids=lambda o: o.name)
+STEPS = 6
+
+
+def _sharded(
+    optimizer: OptimType, sharding_type: str
+) -> tuple[models.DistributedModelParallel, EmbeddingBagCollectionSharder]:
+    model = models.Model()
+    sharder = EmbeddingBagCollectionSharder({"optimizer": optimizer, **HYPERPARAMETERS[optimizer]})
+    sharded = models.shard(model, [sharder], models.plan_for(model, [sharder], sharding_type))
+    models.write_weights(sharded, models.initial_weights(models.BAG_TABLES))
+    return sharded, sharder
+
+
+def _moved(sharding: ParameterSharding, ranks: int) -> ParameterSharding:
+    """The same shards, each on the next rank."""
+    changed = copy.deepcopy(sharding)
+    assert isinstance(changed.sharding_spec, EnumerableShardingSpec)
+    changed.ranks = [(rank + 1) % ranks for rank in changed.ranks]
+    for shard, rank in zip(changed.sharding_spec.shards, changed.ranks, strict=True):
+        shard.placement = torch.distributed._remote_device(f"rank:{rank}/cpu")
+    return changed
+
+
+def _train(optimizer: OptimType, sharding_type: str, tables: tuple[str, ...]) -> dict[str, object]:
+    """Trains, moving tables half way; gives weights, states, clocks and learning rates."""
+    sharded, sharder = _sharded(optimizer, sharding_type)
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for number, batch in enumerate(models.batches(STEPS)):
+        if number == STEPS // 2:
+            for group in sharded.fused_optimizer.param_groups:
+                group["lr"] = 0.03
+            sharded.fused_optimizer.step()
+        if number == STEPS // 2 and tables:
+            plan = sharded.plan.plan["ebc"]
+            changed = {table: _moved(plan[table], ranks) for table in tables}
+            sharder.reshard(sharded.module.ebc, changed, sharded._env, torch.device("cpu"))
+        sharded(batch.of_rank(rank, ranks)).backward()
+    return {
+        "weights": models.read_weights(sharded),
+        "states": {
+            (table, place): [state.clone() for state in states]
+            for table, place, states in _local_states(sharded)
+        },
+        "clocks": {int(m.iter) for m in models.modules_by_table(sharded).values()},
+        "rates": {m.get_learning_rate() for m in models.modules_by_table(sharded).values()},
+    }
+
+
+def _local_states(sharded: models.DistributedModelParallel):
+    from torchrec_ext.distributed.reshard import _local_states as local_states
+
+    for table, by_place in local_states(sharded.module.ebc).items():
+        for place, states in by_place.items():
+            yield table, place, states
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize("sharding_type", ["table_wise", "column_wise"])
+@pytest.mark.parametrize("tables", [("t0",), ("t0", "t2")])
+def test_training_goes_on_with_the_same_bits(optimizer, sharding_type, tables) -> None:
+    moved = run_on_ranks(2, _train, optimizer, sharding_type, tables)
+    stayed = run_on_ranks(2, _train, optimizer, sharding_type, ())
+    for name, weight in models.assemble([each["weights"] for each in stayed]).items():
+        assert torch.equal(models.assemble([each["weights"] for each in moved])[name], weight)
+    found, expected = (
+        {key: states for each in results for key, states in each["states"].items()}
+        for results in (moved, stayed)
+    )
+    assert found.keys() == expected.keys()
+    for key, states in expected.items():
+        assert all(torch.equal(a, b) for a, b in zip(found[key], states, strict=True))
+    for each in moved:
+        assert each["clocks"] <= {STEPS} and each["rates"] <= {0.03}
+    places = [{key for key in each["states"] if key[0] == "t0"} for each in moved]
+    assert places == [{key for key in each["states"] if key[0] == "t0"} for each in stayed[::-1]]
