@@ -350,3 +350,15 @@ def test_copies_and_state_dicts() -> None:
         single_step(each, 0.5)
     assert_same_bits(snapshot(module), snapshot(copied))
     assert_same_bits(snapshot(module), snapshot(loaded))
+
+
+@pytest.mark.parametrize("convert", [lambda m: m.half(), lambda m: m.to(torch.float16)])
+def test_states_stay_float32_in_a_module_that_is_cast(convert) -> None:
+    module = make_module(OptimType.ADAM, [(3, 4)], learning_rate=0.1, bias_correction="per_row")
+    single_step(module, 1.0)
+    before = [state.clone() for state in module.split_optimizer_states()[0]]
+    convert(module)
+    after = module.split_optimizer_states()[0]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert {state.dtype for state in after} == {torch.float32}
+    assert module.split_embedding_weights()[0].dtype == torch.float16

@@ -93,6 +93,18 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
             self.reset_optimizer_states(table, rows)
             weights[table][rows] = 0
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """``to``, ``half`` and so on: states move with the module, but stay float32."""
+        kinds = ("host", "dev", "uvm")
+        names = [f"{state.name}_{kind}" for state in self._states for kind in kinds]
+        before = {name: getattr(self, name).detach() for name in names if hasattr(self, name)}
+        super()._apply(fn, recurse)
+        for name, state in before.items():
+            after = getattr(self, name)
+            if after.dtype != state.dtype:
+                after.data = state.to(after.device)
+        return self
+
     def _allocate_states(self) -> None:
         for state in self._states:
             split = construct_split_state(
