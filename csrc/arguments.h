@@ -114,12 +114,14 @@ Batch<Index> read_batch(const Layout& layout, const BatchArguments& arguments) {
   batch.total_columns = layout.total_columns;
   STD_TORCH_CHECK(batch.lookups < int64_t{1} << 32, "a batch of ", batch.lookups,
                   " lookups; at most 2^32 - 1 fit");
+  STD_TORCH_CHECK(batch.bags > 0 || (batch.bags == 0 && batch.lookups == 0), "offsets has ",
+                  batch.bags + 1, " elements, which is no bag for ", batch.lookups, " lookups");
   if (arguments.feature_bags.has_value() || arguments.gradient_offsets.has_value()) {
     read_variable_batch(layout, arguments, batch);
   } else {
-    STD_TORCH_CHECK(batch.bags >= 0 && batch.bags % batch.features == 0, "offsets has ",
-                    batch.bags + 1, " elements, expected features * batch_size + 1 with ",
-                    batch.features, " features");
+    STD_TORCH_CHECK(batch.bags % batch.features == 0, "offsets has ", batch.bags + 1,
+                    " elements, expected features * batch_size + 1 with ", batch.features,
+                    " features");
     batch.batch_size = batch.bags / batch.features;
   }
   if (arguments.per_sample_weights.has_value()) {
@@ -149,7 +151,9 @@ inline const int32_t* read_required(const std::optional<Tensor>& feature_require
 template <class Index>
 void check_gradient_shape(const Tensor& gradient, const Layout& layout, const Batch<Index>& batch) {
   if (batch.feature_bags != nullptr) {
-    STD_TORCH_CHECK(batch.gradient_offsets != nullptr, "feature_bags without gradient_offsets");
+    // Of no bags it is an empty tensor, which has no pointer.
+    STD_TORCH_CHECK(batch.gradient_offsets != nullptr || batch.bags == 0,
+                    "feature_bags without gradient_offsets");
     STD_TORCH_CHECK(gradient.dim() == 1, "grad_output has ", gradient.dim(),
                     " dimensions, expected 1 with variable batch sizes");
     return;

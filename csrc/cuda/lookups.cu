@@ -21,6 +21,23 @@ __device__ __forceinline__ void check_bag(const Batch<Index>& batch, int64_t bag
   }
 }
 
+// Where variable batch sizes place a feature's bags.
+template <class Index>
+__device__ __forceinline__ void check_feature(const Batch<Index>& batch, int64_t feature) {
+  const int64_t begin = batch.feature_bags[feature];
+  const int64_t end = batch.feature_bags[feature + 1];
+  const bool first = feature > 0 || begin == 0;
+  const bool last = feature + 1 < batch.features || end == batch.bags;
+  if (begin > end || !first || !last) {
+    printf(
+        "torchrec_ext: feature_bags of feature %lld run from %lld to %lld in a batch of %lld bags; "
+        "nothing was updated\n",
+        static_cast<long long>(feature), static_cast<long long>(begin), static_cast<long long>(end),
+        static_cast<long long>(batch.bags));
+    __trap();
+  }
+}
+
 template <class Index>
 __device__ __forceinline__ void check_index(const Batch<Index>& batch, const Table& table,
                                             int64_t number, int64_t feature, int64_t index) {
@@ -52,8 +69,13 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     find_lookups_kernel(const Batch<Index> batch, const DeviceLayout layout,
                         const int32_t* feature_requires_grad, int64_t gradient_size,
                         const Lookups lookups) {
-  const int64_t items = batch.bags > batch.lookups ? batch.bags : batch.lookups;
+  const int64_t features = batch.feature_bags == nullptr ? 0 : batch.features;
+  const int64_t longest = batch.bags > batch.lookups ? batch.bags : batch.lookups;
+  const int64_t items = features > longest ? features : longest;
   for (int64_t i = thread_number(); i < items; i += thread_count()) {
+    if (i < features) {
+      check_feature(batch, i);
+    }
     if (i < batch.bags) {
       check_bag(batch, i);
     }
@@ -63,7 +85,8 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     // Where the offsets are bad, any bag will do: the trap comes.
     const int64_t found = count_up_to(batch.offsets, batch.bags, i) - 1;
     const int64_t bag = found < 0 ? 0 : found;
-    const int64_t f = batch.feature_of(bag);
+    const int64_t feature_found = batch.feature_of(bag);
+    const int64_t f = feature_found < 0 ? 0 : feature_found;
     const Feature feature = layout.features[f];
     const Table& table = layout.tables[feature.table];
     const int64_t index = batch.indices[i];

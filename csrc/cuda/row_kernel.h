@@ -35,6 +35,9 @@ struct Step {
 // step_scalars: the completed updates, then the hyperparameters as the bits of doubles.
 template <class Optimizer>
 __global__ void begin_step_kernel(const int64_t* step_scalars, Step<Optimizer>* step) {
+  if (thread_number() != 0) {
+    return;
+  }
   const double* hyperparameters = reinterpret_cast<const double*>(step_scalars + 1);
   *step = {Optimizer(hyperparameters, step_scalars[0]), step_scalars[0]};
 }
