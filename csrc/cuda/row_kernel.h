@@ -64,20 +64,16 @@ class RowUpdater {
     const Table& table = task_.layout.table_of(number);
     find_row(table, number - table.first_row);
     rounding_.begin_row(static_cast<uint64_t>(number));
-    const Row row = begin_row();
+    if constexpr (kReduces) {
+      if (dim_ > lanes_.columns()) {
+        return update_wide();
+      }
+      return update_narrow();
+    }
+    const Row row = begin_row(nullptr);
     for (int base = 0; base < dim_; base += lanes_.columns()) {
-      const int column = base + lanes_.first_column();
-      const bool active = column < dim_;
-      Columns gradient = Columns::nothing();
-      if constexpr (!kReduces) {
-        gradient = sum(column, active);
-      }
-      if (active) {
-        if constexpr (kReduces) {
-          gradient = load_columns(sums_ + column);
-        }
-        update_columns(column, gradient, row);
-      }
+      const Part part = read(base);
+      write(part, row);
     }
   }
 
@@ -94,19 +90,115 @@ class RowUpdater {
     }
   }
 
-  __device__ __forceinline__ Columns sum(int column, bool active) const {
-    return task_.source.sum_row(lanes_, task_.stored, begin_, end_, column, active);
+  // A lane's four columns, as they were before the update, and their gradient.
+  struct Part {
+    int column;
+    bool active;  // whether the row has these columns
+    Columns weight;
+    Columns gradient;
+    float states[kColumnsPerLane][kMaxStates];
+  };
+
+  __device__ __forceinline__ Part part_at(int base) const {
+    Part part{};
+    part.column = base + lanes_.first_column();
+    part.active = part.column < dim_;
+    return part;
   }
 
-  __device__ __forceinline__ Row begin_row() {
+  __device__ __forceinline__ void load(Part& part) const {
+    if (!part.active) {
+      return;
+    }
+    part.weight = load_columns(weight_ + part.column);
+    for (int k = 0; k < kColumnStates; ++k) {
+      const Columns state = load_columns(states_[k] + part.column);
+      for (int v = 0; v < kColumnsPerLane; ++v) {
+        part.states[v][k] = state.values[v];
+      }
+    }
+  }
+
+  // Weights and states first: they are under way while the gradient is summed.
+  __device__ __forceinline__ Part read(int base) const {
+    Part part = part_at(base);
+    load(part);
+    part.gradient =
+        task_.source.sum_row(lanes_, task_.stored, begin_, end_, part.column, part.active);
+    return part;
+  }
+
+  __device__ __forceinline__ void write(const Part& part, const Row& row) const {
+    if (!part.active) {
+      return;
+    }
+    Weight weights[kColumnsPerLane];
+    float states[kColumnsPerLane][kMaxStates];
+    for (int v = 0; v < kColumnsPerLane; ++v) {
+      for (int k = 0; k < kMaxStates; ++k) {
+        states[v][k] = part.states[v][k];
+      }
+      const float updated =
+          optimizer_.column(part.weight.values[v], part.gradient.values[v], states[v], row);
+      weights[v] = rounding_(updated, part.column + v);
+    }
+    store_columns(weight_ + part.column, weights);
+    for (int k = 0; k < kColumnStates; ++k) {
+      const float state[kColumnsPerLane] = {states[0][k], states[1][k], states[2][k], states[3][k]};
+      store_columns(states_[k] + part.column, state);
+    }
+  }
+
+  // Sums over columns need the whole gradient before anything is updated. Where the lanes meet all
+  // columns in one go, they hold on to what they read.
+  __device__ __forceinline__ void update_narrow() {
+    const Part part = read(0);
+    float partials[kMaxReductions][kColumnsPerLane] = {};
+    add_terms(part, partials);
+    write(part, begin_row(partials));
+  }
+
+  // Elsewhere the gradient is kept in sums_, and weights and states are read once more.
+  __device__ __forceinline__ void update_wide() {
+    float partials[kMaxReductions][kColumnsPerLane] = {};
+    for (int base = 0; base < dim_; base += lanes_.columns()) {
+      const Part part = read(base);
+      add_terms(part, partials);
+      if (part.active) {
+        store_columns(sums_ + part.column, part.gradient.values);
+      }
+    }
+    const Row row = begin_row(partials);
+    for (int base = 0; base < dim_; base += lanes_.columns()) {
+      Part part = part_at(base);
+      load(part);
+      if (part.active) {
+        part.gradient = load_columns(sums_ + part.column);
+      }
+      write(part, row);
+    }
+  }
+
+  // The partial sums of reduce_row (row_reduce.h).
+  __device__ __forceinline__ void add_terms(const Part& part,
+                                            float (&partials)[kMaxReductions][kColumnsPerLane]) {
+    for (int k = 0; k < Optimizer::kReductions && part.active; ++k) {
+      for (int v = 0; v < kColumnsPerLane; ++v) {
+        partials[k][v] += optimizer_.reduce_term(k, part.weight.values[v], part.gradient.values[v],
+                                                 part.states[v]);
+      }
+    }
+  }
+
+  // The row's part of the step. One lane reads and writes [rows] states, so that none reads too late.
+  __device__ __forceinline__ Row begin_row(const float (*partials)[kColumnsPerLane]) {
     if constexpr (Optimizer::kBeginsRow) {
       float totals[kMaxReductions] = {};
-      if constexpr (kReduces) {
-        reduce(totals);
+      for (int k = 0; k < Optimizer::kReductions; ++k) {
+        totals[k] = lanes_.fold(partials[k]);
       }
       float row_states[kMaxStates] = {};
-      for (int k = 0; k < kRowStates;
-           ++k) {  // one lane reads and writes, so that none reads too late
+      for (int k = 0; k < kRowStates; ++k) {
         row_states[k] = lanes_.lane == 0 ? *states_[kColumnStates + k] : 0.0f;
         row_states[k] = lanes_.broadcast(row_states[k], 0);
       }
@@ -119,64 +211,6 @@ class RowUpdater {
       return optimizer_.common_row();
     } else {
       return {};
-    }
-  }
-
-  // The sums over columns, in the order of reduce_row (row_reduce.h); keeps the gradient in sums_.
-  __device__ __forceinline__ void reduce(float* totals) {
-    float partials[Optimizer::kReductions][kColumnsPerLane] = {};
-    for (int base = 0; base < dim_; base += lanes_.columns()) {
-      const int column = base + lanes_.first_column();
-      const bool active = column < dim_;
-      const Columns gradient = sum(column, active);
-      if (!active) {
-        continue;
-      }
-      store_columns(sums_ + column, gradient.values);
-      const Loaded loaded = load(column);
-      for (int k = 0; k < Optimizer::kReductions; ++k) {
-        for (int v = 0; v < kColumnsPerLane; ++v) {
-          partials[k][v] += optimizer_.reduce_term(k, loaded.weight.values[v], gradient.values[v],
-                                                   loaded.states[v]);
-        }
-      }
-    }
-    for (int k = 0; k < Optimizer::kReductions; ++k) {
-      totals[k] = lanes_.fold(partials[k]);
-    }
-  }
-
-  struct Loaded {
-    Columns weight;
-    float states[kColumnsPerLane][kMaxStates];
-  };
-
-  __device__ __forceinline__ Loaded load(int column) const {
-    Loaded loaded{};
-    loaded.weight = load_columns(weight_ + column);
-    for (int k = 0; k < kColumnStates; ++k) {
-      const Columns state = load_columns(states_[k] + column);
-      for (int v = 0; v < kColumnsPerLane; ++v) {
-        loaded.states[v][k] = state.values[v];
-      }
-    }
-    return loaded;
-  }
-
-  __device__ __forceinline__ void update_columns(int column, const Columns& gradient,
-                                                 const Row& row) const {
-    Loaded loaded = load(column);
-    Weight weights[kColumnsPerLane];
-    for (int v = 0; v < kColumnsPerLane; ++v) {
-      const float updated =
-          optimizer_.column(loaded.weight.values[v], gradient.values[v], loaded.states[v], row);
-      weights[v] = rounding_(updated, column + v);
-    }
-    store_columns(weight_ + column, weights);
-    for (int k = 0; k < kColumnStates; ++k) {
-      const float state[kColumnsPerLane] = {loaded.states[0][k], loaded.states[1][k],
-                                            loaded.states[2][k], loaded.states[3][k]};
-      store_columns(states_[k] + column, state);
     }
   }
 
