@@ -18,6 +18,8 @@ from .cases import Call, Case
 
 SEGMENTS = (1, 5, 32, 33, 40, 64, 100, 1024, 1025, 2100)
 REDUCING = ("rowwise adagrad", "partial rowwise adam L2", "lamb")
+# Rows that the lanes do not meet in one go are read once more after the sums over their columns.
+WIDE = 128
 # The states that a sum over the row's columns is made of.
 REDUCED_STATES = {"lamb": (True, True)}
 
@@ -54,13 +56,13 @@ def watch(tensor: Tensor, once_per_warp: bool = False) -> int:
 
 
 def derived(case: Case, segments: Sequence[int]) -> Traffic:
-    """A row's gradients once for each lookup; weights and states once, or twice where summed."""
+    """A row's gradients once for each lookup; weights and states once, or twice in wide sums."""
     (_, dim), *_ = case.shapes
     rows, lookups = len(segments), sum(segments)
     optimizer, given = cases.VARIANTS[case.variant]
     spec = spec_of(optimizer)
     states = spec.states_for(spec.resolve(given))
-    times = 2 if case.variant in REDUCING else 1
+    times = 2 if case.variant in REDUCING and dim > WIDE else 1
     weights = rows * dim * case.weights.itemsize
     stored = [rows * 4 * (1 if state.rowwise else dim) for state in states]
     summed = REDUCED_STATES.get(case.variant, (False,) * len(states))
@@ -68,7 +70,7 @@ def derived(case: Case, segments: Sequence[int]) -> Traffic:
         [
             lookups * dim * case.gradient.itemsize,
             times * weights,
-            *(size * (2 if twice else 1) for size, twice in zip(stored, summed, strict=True)),
+            *(size * (times if twice else 1) for size, twice in zip(stored, summed, strict=True)),
         ],
         [0, weights, *stored],
     )

@@ -113,7 +113,8 @@ def expected_accesses(name: str, states: dict[str, States]) -> Expected | None:
     if family == "update_rows_kernel":
         of_optimizer = states[arguments[0]]
         columns = Counter({weight: 1}) + Counter({FLOATS: of_optimizer.per_column})
-        return Expected(dict(columns), dict(loads + columns), of_optimizer.per_row)
+        # There is code for narrow rows and code for wide ones.
+        return Expected(dict(columns), dict(loads + columns), 2 * of_optimizer.per_row)
     if family == "per_sample_weight_grad_kernel":
         return Expected({}, dict(loads + Counter({weight: 1})), 1)
     if family == "store_sums_kernel":
