@@ -184,8 +184,8 @@ def test_finds_generic_addresses():
 @pytest.mark.parametrize(
     ("name", "stores", "scalars"),
     [
-        (FTRL.format("NearestRounding", "float"), {16: 3}, 1),
-        (FTRL.format("StochasticRounding", "c10::Half"), {16: 2, 8: 1}, 1),
+        (FTRL.format("NearestRounding", "float"), {16: 3}, 2),
+        (FTRL.format("StochasticRounding", "c10::Half"), {16: 2, 8: 1}, 2),
         ("torchrec_ext::cuda::(anonymous namespace)::store_sums_kernel", {16: 1}, 0),
         ("torchrec_ext::cuda::per_sample_weight_grad_kernel<float>", {}, 1),
     ],
