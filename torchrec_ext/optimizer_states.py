@@ -21,7 +21,7 @@ from torchrec_ext.optimizers import OptimizerSpec, State
 class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
     """The part of our module that owns the optimizer states.
 
-    A state is one flat float32 buffer over all tables, named and placed as FBGEMM does it. Its
+    A state is one flat buffer over all tables, named and placed as FBGEMM does it. Its
     initial value comes from the optimizer's spec and the hyperparameters in force.
     """
 
@@ -110,7 +110,7 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
             split = construct_split_state(
                 self.embedding_specs, rowwise=state.rowwise, cacheable=False
             )
-            self._apply_split(split, prefix=state.name, dtype=torch.float32)
+            self._apply_split(split, prefix=state.name, dtype=state.dtype)
 
     def _apply_split(self, split: SplitState, prefix: str, dtype: Any, **keywords: Any) -> None:
         """FBGEMM allocates weights and states through this method, of which it asks zeros."""

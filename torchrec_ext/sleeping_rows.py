@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from torchrec_ext.optim_type import OptimType
+from torchrec_ext.optimizers.spec import ROW_STEPS
 
 #: Updates after which all rows are caught up, so that the history can be cut: it takes 24 bytes an
 #: update.
@@ -137,7 +138,7 @@ class SleepingRows:
 
     def __init__(self, rows: int, series: Series, now: int) -> None:
         """See the class."""
-        self.row_steps: Tensor = torch.full((rows,), now, dtype=torch.int32)
+        self.row_steps: Tensor = torch.full((rows,), now, dtype=ROW_STEPS.dtype)
         self.history = History(series, now)
 
     def restart(self, now: int, series: Series | None = None) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers.hyperparameter import (
     Choice,
@@ -20,19 +22,30 @@ AnyHyperparameter = Hyperparameter | Flag | Choice
 
 @dataclass(frozen=True)
 class State:
-    """One optimizer state, float32.
+    """One optimizer state.
 
     Attributes:
         name: Its name; in TorchRec's checkpoints an optimizer's first state is ``momentum1``.
         rowwise: Shape ``[rows]`` where true, ``[rows, D]`` otherwise.
         initial: The hyperparameter that holds its initial value, or None for zero.
         when: Whether the state exists with given hyperparameters; None: always.
+        dtype: float32 for every state of an optimizer, whatever the weights are.
     """
 
     name: str
     rowwise: bool = False
     initial: str | None = None
     when: Callable[[Mapping[str, Any]], bool] | None = None
+    dtype: torch.dtype = torch.float32
+
+    def bytes_of(self, rows: int, dim: int) -> int:
+        """The memory it takes for a table, or a shard of one, of ``rows`` x ``dim``."""
+        return (rows if self.rowwise else rows * dim) * self.dtype.itemsize
+
+
+# Beside the states, with sparse_mode="dense": the update that each row is current to. No part of
+# checkpoints, where every row is up to date.
+ROW_STEPS = State("row_steps", rowwise=True, dtype=torch.int32)
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,11 @@ class OptimizerSpec:
         return tuple(
             state for state in self.states if state.when is None or state.when(hyperparameters)
         )
+
+    def states_in_memory(self, hyperparameters: Mapping[str, Any]) -> tuple[State, ...]:
+        """:meth:`states_for`, and what a module keeps for each row beside them."""
+        dense = hyperparameters.get("sparse_mode") == "dense"
+        return (*self.states_for(hyperparameters), *((ROW_STEPS,) if dense else ()))
 
     def resolve(
         self, given: Mapping[str, Any], base: Mapping[str, Any] | None = None
