@@ -3,8 +3,8 @@
 Two factories build the kernel of a group of tables and choose it by compute kernel alone; ours look
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
-table between ranks and would lose states; the last loads optimizer states, and would not say that
-a clock is missing.
+table between ranks and would lose states; one loads optimizer states, and would not say that a
+clock is missing. The last two are the planner's estimates, which would count no states of ours.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from torchrec.distributed.embedding_lookup import (
 )
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBag, ShardedEmbeddingBagCollection
+from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimator
+from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
 from torchrec.optim.keyed import KeyedOptimizer
 
-from torchrec_ext.distributed import patching, plan, reshard, table_optimizers
+from torchrec_ext.distributed import estimates, patching, plan, reshard, table_optimizers
 from torchrec_ext.distributed.checkpoint_checks import check_states
 from torchrec_ext.distributed.fused_optimizer import check_steps
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
@@ -205,6 +207,25 @@ def _reshard(original: Function) -> Function:
     return update_shards
 
 
+def _storage_estimate(original: Function) -> Function:
+    @functools.wraps(original)
+    def estimate(self: Any, sharding_options: Any, sharder_data_map: Any) -> None:
+        estimates.estimate_storage(original, self, sharding_options, sharder_data_map)
+
+    return estimate
+
+
+def _perf_estimate(original: Function) -> Function:
+    @functools.wraps(original)
+    def estimate(self: Any, sharding_options: Any, sharder_data_map: Any) -> None:
+        original(self, sharding_options, sharder_data_map)
+        estimates.add_state_traffic(self, sharding_options, sharder_data_map)
+
+    return estimate
+
+
+_ESTIMATE = ("self", "sharding_options", "sharder_data_map")
+
 SEAMS = (
     Seam(
         GroupedPooledEmbeddingsLookup,
@@ -257,4 +278,6 @@ SEAMS = (
         _reshard,
     ),
     Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
+    Seam(EmbeddingStorageEstimator, "estimate", _ESTIMATE, _storage_estimate),
+    Seam(EmbeddingPerfEstimator, "estimate", _ESTIMATE, _perf_estimate),
 )

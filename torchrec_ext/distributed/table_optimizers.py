@@ -22,7 +22,7 @@ from torchrec.distributed.fused_params import FUSED_PARAM_SSD_TABLE_LIST
 
 from torchrec_ext.optim import FusedOptimizer
 from torchrec_ext.optim_type import OptimType
-from torchrec_ext.optimizers import SPECS, HyperparameterError, spec_of
+from torchrec_ext.optimizers import SPECS, HyperparameterError, OptimizerSpec, State, spec_of
 from torchrec_ext.tbe_arguments import (
     FBGEMM_KEYWORDS,
     FBGEMM_OPTIMIZER_KEYWORDS,
@@ -194,13 +194,55 @@ def _settled(info: EmbeddingShardingInfo, shared: Mapping[str, Any]) -> dict[str
             keywords = getattr(info.param, "_optimizer_kwargs", [{}])[0]
             merged = _without_inherited(merged, shared, keywords)
         return merged
-    spec = spec_of(optimizer)
-    kept = {key: merged.pop(key) for key in list(merged) if key in KEPT_KEYS}
+    return _resolved(spec_of(optimizer), merged)
+
+
+def _resolved(spec: OptimizerSpec, merged: Mapping[str, Any]) -> dict[str, Any]:
+    """``fused_params`` with every hyperparameter of the optimizer, checked."""
+    kept = {key: value for key, value in merged.items() if key in KEPT_KEYS}
+    others = {key: value for key, value in merged.items() if key not in KEPT_KEYS}
     try:
-        module_keywords, hyperparameters = split_keywords(spec, merged)
+        module_keywords, hyperparameters = split_keywords(spec, others)
     except TypeError as error:
         raise HyperparameterError(str(error)) from error
     return kept | module_keywords | spec.resolve(hyperparameters)
+
+
+def planned_states(
+    parameter: Any, table: str, shared: Mapping[str, Any]
+) -> tuple[State, ...] | None:
+    """The states that a table will have in memory when it is sharded; None if it is not ours.
+
+    A planner runs on one rank while the others wait for its plan, so nothing is refused here:
+    :func:`settle` raises on every rank. Where hyperparameters are not legal, all states count.
+
+    Args:
+        parameter: The table's parameter.
+        table: Its name.
+        shared: The ``fused_params`` of the module's sharder.
+    """
+    classes = [cls for cls in getattr(parameter, "_optimizer_classes", ()) if cls is not None]
+    if len(classes) > 1:
+        return None
+    merged = dict(shared)
+    own = applied_optimizer(parameter, table)
+    if own is not None:
+        merged = own.fused_params()
+    elif classes:
+        # TorchRec translates the class to FBGEMM's optimizer, unless the keywords name one.
+        keywords = dict(parameter._optimizer_kwargs[0])
+        merged |= {"optimizer": classes[0]} | keywords
+        if "lr" in keywords:
+            merged["learning_rate"] = merged.pop("lr")
+    if not isinstance(merged.get("optimizer"), OptimType):
+        return None
+    spec = spec_of(merged["optimizer"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # settle() warns, once
+        try:
+            return spec.states_in_memory(_resolved(spec, merged))
+        except HyperparameterError:
+            return spec.states
 
 
 def _without_inherited(
