@@ -11,7 +11,6 @@ from torchrec_ext.train.loop import Evaluation, History
 from torchrec_ext.train.metrics import Quality
 from torchrec_ext.train.report import (
     format_results,
-    format_table,
     make_run_folder,
     summarise,
     total_of,
@@ -86,10 +85,6 @@ def test_results_are_laid_out_in_the_order_of_the_data() -> None:
     assert [line.split()[0] for line in lines[2:]] == ["wide_b", "wide_a", "all", "deep_a", "all"]
     assert lines[3].split() == ["wide_a", "2/8", "25.0%", "6/12", "50.0%"]
     assert lines[4].split() == ["all", "wide", "6/12", "50.0%", "10/16", "62.5%"]
-
-
-def test_numbers_are_aligned_right() -> None:
-    assert format_table([["name", "rows"], ["a", "7"]]) == "name  rows\na        7"
 
 
 def test_run_folders_are_new_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchrec_ext.command.config_file import dump_config
 from torchrec_ext.command.errors import UserError
+from torchrec_ext.text_table import format_table
 from torchrec_ext.train.config import Config
 from torchrec_ext.train.loop import History
 from torchrec_ext.train.tables import ZeroCount
@@ -137,19 +138,6 @@ def format_results(config: Config, history: History, order: Sequence[str]) -> st
         if tables:
             rows.append(_zero_row(f"all {prefix.rstrip('_')}", total_of(history.zeros, prefix)))
     return "\n".join([*lines, format_table(rows)])
-
-
-def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Align rows of text, header first; columns of numbers and shares to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-
-    def align(text: str, width: int) -> str:
-        return text.rjust(width) if text[:1].isdigit() else text.ljust(width)
-
-    return "\n".join(
-        "  ".join(align(text, width) for text, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
 
 
 def draw_curves(path: Path, config: Config, history: History) -> None:
