@@ -61,6 +61,8 @@ def test_one_rank_and_two_ranks_train_report_and_write_the_same(
         assert process.returncode == 0, errors
         # Only one rank prints, and it prints everything once.
         assert output.count(f"Sharding plan for {ranks} rank(s)") == 1
+        assert output.count("Memory of the plan in bytes") == 1
+        assert output.count("all tables") == ranks
         assert output.count("test AUC 0.") == 1
         assert output.count("all wide") == 1
         assert "examples/s, loss=" in errors

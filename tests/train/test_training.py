@@ -245,6 +245,26 @@ def test_the_plan_is_described_with_each_tables_optimizer() -> None:
     assert len(rows) == 4
 
 
+def test_the_plans_memory_has_the_states_of_ours_by_name_on_every_rank() -> None:
+    def work() -> list[tuple[str, int, int, dict[str, int]]]:
+        config = _wide_deep("ftrl", sharding={"types": ["row_wise"]})
+        model = build_model(config.model, load(config.data).train)
+        memory = distribute(model, config, _ranks()).memory
+        return [(s.table, s.rank, s.weights, dict(s.states)) for s in memory]
+
+    for memory in run_on_ranks(2, work):
+        # 20 of 40 rows on each rank: 4 columns in wide tables, 16 in deep ones.
+        for table, _, weights, states in memory:
+            assert weights == 20 * 4 * (4 if table.startswith("wide_") else 16)
+            assert states == {"linear": weights, "accum": weights}
+        assert sorted((table, rank) for table, rank, _, _ in memory) == [
+            (f"{kind}_f{feature}", rank)
+            for kind in ("deep", "wide")
+            for feature in (0, 1)
+            for rank in (0, 1)
+        ]
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
@@ -283,6 +303,24 @@ def test_tables_that_do_not_fit_into_memory_are_refused() -> None:
 
     with pytest.raises(UserError, match="sharding: no plan for 1 rank"):
         run_on_ranks(1, work)
+
+
+def test_optimizer_states_that_do_not_fit_into_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    labels = torch.zeros(2)
+    bags = Bags(torch.zeros(2, dtype=torch.int64), torch.arange(3), rows=50_000)
+    examples = Examples({"f0": bags}, torch.empty(2, 0), labels)
+    # Weights of 800,000 bytes, with FTRL's states 2,400,000.
+    monkeypatch.setitem(distribute.__globals__, "_host_memory", lambda: 1_200_000)
+
+    def work(optimizer: dict[str, Any]) -> int:
+        config = _config(optimizer=optimizer)
+        return len(distribute(build_model(config.model, examples), config, _ranks()).memory)
+
+    assert run_on_ranks(1, work, {"type": "exact_sgd", "learning_rate": 0.1}) == [1]
+    with pytest.raises(UserError, match="sharding: no plan for 1 rank.*insufficient storage"):
+        run_on_ranks(1, work, FTRL)
 
 
 def test_batches_that_ranks_cannot_share_are_refused() -> None:

@@ -12,6 +12,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from torchrec_ext import __version__
 from torchrec_ext.command.ranks import Ranks, StopRequest
 from torchrec_ext.command.run import PACKAGE_LOGGER, config_parser, run
+from torchrec_ext.distributed.planner import plan_table
+from torchrec_ext.text_table import format_table
 from torchrec_ext.train.config import Config
 from torchrec_ext.train.data import load
 from torchrec_ext.train.distribute import describe_plan, distribute
@@ -19,7 +21,6 @@ from torchrec_ext.train.loop import Trainer, check_batch_size
 from torchrec_ext.train.model import build_model
 from torchrec_ext.train.report import (
     format_results,
-    format_table,
     make_run_folder,
     write_config,
     write_results,
@@ -77,7 +78,9 @@ def train(config: Config, ranks: Ranks, output: str | None) -> int:
     folder = Path(ranks.on_first(lambda: _start_folder(config, output)))
     if ranks.first:
         print(f"Sharding plan for {ranks.world_size} rank(s)")
-        print(format_table(describe_plan(distributed.plan, config)), flush=True)
+        print(format_table(describe_plan(distributed.plan, config)))
+        print("Memory of the plan in bytes")
+        print(plan_table(distributed.memory), flush=True)
         LOGGER.info(
             "%d training examples, %d %s examples",
             len(split.train),

@@ -14,7 +14,7 @@ from torch.distributed.optim import (
 from torchrec import optim as torchrec_optim
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -26,6 +26,7 @@ from torchrec_ext.command.errors import UserError
 from torchrec_ext.command.ranks import Ranks
 from torchrec_ext.command.sections import OptimizerConfig
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder, PlanError
+from torchrec_ext.distributed.planner import EmbeddingShardingPlanner, ShardMemory
 from torchrec_ext.train.config import Config, DenseOptimizerConfig
 from torchrec_ext.train.model import Linear, WideDeep, wide_tables
 from torchrec_ext.train.tables import initialise_tables
@@ -53,11 +54,13 @@ class Distributed:
         model: The model under DistributedModelParallel.
         optimizer: Steps the dense parameters and the fused optimizers' learning rates.
         plan: Where each table lives.
+        memory: What that takes, shard by shard.
     """
 
     model: DistributedModelParallel
     optimizer: CombinedOptimizer
     plan: ShardingPlan
+    memory: tuple[ShardMemory, ...]
 
 
 def distribute(model: Linear | WideDeep, config: Config, ranks: Ranks) -> Distributed:
@@ -75,7 +78,7 @@ def distribute(model: Linear | WideDeep, config: Config, ranks: Ranks) -> Distri
     if isinstance(model, WideDeep) and config.deep_optimizer is not None:
         _apply(config.deep_optimizer, model.deep)
     sharder = EmbeddingBagCollectionSharder()
-    plan = ranks.on_first(lambda: _plan(model, sharder, config, ranks))
+    plan, memory = ranks.on_first(lambda: _plan(model, sharder, config, ranks))
 
     def shard() -> DistributedModelParallel:
         try:
@@ -88,7 +91,7 @@ def distribute(model: Linear | WideDeep, config: Config, ranks: Ranks) -> Distri
     sharded = ranks.agree(shard)
     initialise_tables(sharded, config.seed)
     dense = _dense_optimizer(sharded, config.dense_optimizer)
-    return Distributed(sharded, CombinedOptimizer([sharded.fused_optimizer, dense]), plan)
+    return Distributed(sharded, CombinedOptimizer([sharded.fused_optimizer, dense]), plan, memory)
 
 
 def describe_plan(plan: ShardingPlan, config: Config) -> list[list[str]]:
@@ -128,7 +131,7 @@ def _apply(config: OptimizerConfig, tables: EmbeddingBagCollection) -> None:
 
 def _plan(
     model: nn.Module, sharder: EmbeddingBagCollectionSharder, config: Config, ranks: Ranks
-) -> ShardingPlan:
+) -> tuple[ShardingPlan, tuple[ShardMemory, ...]]:
     tables = {
         table.name: table.embedding_dim
         for module in model.modules()
@@ -163,7 +166,7 @@ def _plan(
         debug=False,
     )
     try:
-        return planner.plan(model, [sharder])
+        return planner.plan(model, [sharder]), planner.memory
     # TorchRec raises a plain RuntimeError where constraints leave a table no choice at all.
     except (PlannerError, RuntimeError) as error:
         raise UserError(
