@@ -1,5 +1,7 @@
 """The README's Python examples run as they are printed."""
 
+import contextlib
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,27 @@ def test_optimizers_per_table(without_hook: None) -> None:
     )
     assert sorted(states) == ["item.momentum1", "user.accum", "user.momentum1"]
     assert all(state.count_nonzero() == 4 for state in states.values())
+
+
+def _plan(example: str) -> tuple[dict[str, Any], list[str]]:
+    from torchrec_ext.distributed import EmbeddingBagCollectionSharder
+
+    names: dict[str, Any] = {
+        "torch": torch,
+        "model": _model(),
+        "sharders": [EmbeddingBagCollectionSharder({"optimizer": torchrec_ext.OptimType.FTRL})],
+    }
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(example, names)
+    return names["plan"].plan, printed.getvalue().splitlines()
+
+
+def test_the_planner_and_its_table(without_hook: None) -> None:
+    (first, printed), (second, nothing) = run_on_ranks(2, _plan, _example("plan_table"))
+    assert first.keys() == second.keys() != set()
+    assert any("linear" in line and "accum" in line for line in printed)
+    assert not any("linear" in line for line in nothing)
 
 
 def test_module_without_sharding() -> None:

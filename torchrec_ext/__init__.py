@@ -14,7 +14,8 @@ __version__ = "0.1.0"
 def install() -> None:
     """Lets TorchRec build our kernels for tables whose optimizer is an ``OptimType``.
 
-    Everything else keeps TorchRec's own kernels. Calling it twice changes nothing.
+    TorchRec's planner then counts the memory of their states. Everything else keeps TorchRec's own
+    kernels and estimates. Calling it twice changes nothing.
 
     Raises:
         UnsupportedTorchRecError: The installed TorchRec is not one whose internals are known.

@@ -85,8 +85,9 @@ class EmbeddingBagCollectionSharder(_OptimizerAware, embeddingbag.EmbeddingBagCo
 
     With an ``OptimType`` in ``fused_params``, or an optimizer class of ``torchrec_ext.optim`` on a
     table, a planner is offered only what runs that optimizer: no data_parallel, no dense and no
-    key-value kernels; on CPU also row_wise, table_row_wise and grid_shard. Otherwise it is
-    TorchRec's.
+    key-value kernels; on CPU also row_wise, table_row_wise and grid_shard. It counts the memory of
+    the optimizer's states as they are allocated (see ``torchrec_ext.distributed.planner``).
+    Otherwise it is TorchRec's.
 
     TorchRec divides the gradients of sharded tables by the number of ranks. Where each rank takes
     the mean over its share of the batch, that makes the gradient of the mean over the global batch,
@@ -118,7 +119,7 @@ class EmbeddingCollectionSharder(_OptimizerAware, embedding.EmbeddingCollectionS
     """TorchRec's sharder of an ``EmbeddingCollection``, for fused optimizers of this package.
 
     Offers table_wise, column_wise and row_wise with fused kernels when the optimizer is one of
-    ours, and what TorchRec offers otherwise.
+    ours, with the memory of its states counted, and what TorchRec offers otherwise.
 
     Args:
         fused_params: As for ``EmbeddingBagCollectionSharder``. Copied.
