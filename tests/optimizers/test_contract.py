@@ -30,6 +30,9 @@ SHAPES = [(7, 4), (1, 64), (12, 8), (40, 20)]
 FEATURE_TABLES = [0, 1, 0, 2, 3, 3]
 ROWS = [SHAPES[table][0] for table in FEATURE_TABLES]
 CAPABILITIES = ("default", "avx2", "avx512")
+# Adam's first steps divide the gradient by its own size: what a float32 sum of lookups lost where
+# they cancel comes out in full.
+TOLERANCES = {OptimType.ADAM: 2e-4, OptimType.LAMB: 2e-4}
 
 
 def test_every_optimizer_has_spec_reference_and_hyperparameters() -> None:
@@ -88,7 +91,7 @@ def test_equals_float64_reference(optimizer, pooling, weighted, index_dtype) -> 
             step,
             **HYPERPARAMETERS[optimizer],
         )
-        _compare(module, tables, states, 2e-5)
+        _compare(module, tables, states, TOLERANCES.get(optimizer, 2e-5))
 
 
 @OPTIMIZERS
@@ -118,7 +121,7 @@ def test_without_pooling(optimizer, seed, examples, longest) -> None:
         1,
         **HYPERPARAMETERS[optimizer],
     )
-    _compare(module, tables, states, 2e-5)
+    _compare(module, tables, states, TOLERANCES.get(optimizer, 2e-5))
 
 
 def _trained(optimizer: OptimType, threads: int, capability: str, **keywords):
