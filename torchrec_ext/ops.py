@@ -1,4 +1,4 @@
-"""Typed wrappers of the extension's ops, with their fake kernels.
+"""Typed wrappers of the extension's ops.
 
 Imports neither fbgemm_gpu nor torchrec.
 """
@@ -6,88 +6,37 @@ Imports neither fbgemm_gpu nor torchrec.
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchrec_ext import cuda
-from torchrec_ext._C import device_layout_sizes
+from torchrec_ext import (
+    cuda,
+    fake_kernels,  # noqa: F401  registers them
+)
+from torchrec_ext.op_arguments import DeviceTables, VariableBatch, device_layout, step_scalars
 from torchrec_ext.optim_type import OPTIM_TYPES, OptimType
+
+__all__ = [
+    "POOLING_MEAN",
+    "POOLING_NONE",
+    "POOLING_SUM",
+    "DeviceTables",
+    "VariableBatch",
+    "catch_up",
+    "device_layout",
+    "fused_update",
+    "per_sample_weight_grad",
+    "sort_lookups",
+    "step_scalars",
+]
 
 cuda.load()
 _LIBRARY = torch.ops.torchrec_ext
 
 #: FBGEMM's PoolingMode values.
 POOLING_SUM, POOLING_MEAN, POOLING_NONE = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class VariableBatch:
-    """A batch whose features have different batch sizes; ``grad_output`` is then flat.
-
-    Attributes:
-        feature_bags: int64 ``[features + 1]``, where each feature's bags begin, and their end.
-        gradient_offsets: int64 ``[bags]``, where each bag's output gradient begins in
-            ``grad_output``.
-    """
-
-    feature_bags: Tensor
-    gradient_offsets: Tensor
-
-
-@dataclass(frozen=True)
-class DeviceTables:
-    """What kernels on a device need to know of the tables, in its memory.
-
-    Attributes:
-        layout: :func:`device_layout`'s, on the device.
-        managed_weights: The weights of tables in managed memory, flat; offsets in ``table_layout``
-            count through ``weights`` and then through these.
-        managed_states: The same for each state.
-        cache_weights: ``[slots, columns]``, cached rows of ``managed_weights``.
-        cache_locations: int32 ``[lookups]``, the slot of each lookup's row, or -1.
-    """
-
-    layout: Tensor
-    managed_weights: Tensor | None = None
-    managed_states: Sequence[Tensor] | None = None
-    cache_weights: Tensor | None = None
-    cache_locations: Tensor | None = None
-
-
-def device_layout(
-    table_layout: Tensor, feature_table_map: Tensor, device: torch.device
-) -> DeviceTables:
-    """Puts a layout onto a device, once for all steps.
-
-    Args:
-        table_layout: As in :func:`fused_update`, on the CPU.
-        feature_table_map: As in :func:`fused_update`, on the CPU.
-        device: Where the weights are.
-    """
-    layout = _LIBRARY.device_layout(table_layout, feature_table_map)
-    return DeviceTables(layout.to(device))
-
-
-def step_scalars(
-    hyperparameters: Sequence[float], completed_updates: int, device: torch.device
-) -> Tensor:
-    """What changes from step to step, as kernels on a device read it.
-
-    Args:
-        hyperparameters: As in :func:`fused_update`.
-        completed_updates: The updates so far.
-        device: Where the weights are.
-
-    Returns:
-        int64 ``[1 + hyperparameters]``: the updates, then the hyperparameters as the bits of
-        float64. A captured graph follows what is written here before a replay.
-    """
-    bits = [struct.unpack("<q", struct.pack("<d", value))[0] for value in hyperparameters]
-    return torch.tensor([completed_updates, *bits], dtype=torch.int64).to(device)
 
 
 def fused_update(
@@ -339,46 +288,3 @@ def catch_up(
         stochastic_rounding,
         seed,
     )
-
-
-@torch.library.register_fake("torchrec_ext::fused_update")
-def _fused_update_fake(grad_output: Tensor, *_: object, **__: object) -> None:
-    return None
-
-
-@torch.library.register_fake("torchrec_ext::per_sample_weight_grad")
-def _per_sample_weight_grad_fake(
-    grad_output: Tensor,
-    weights: Tensor,
-    table_layout: Tensor,
-    feature_table_map: Tensor,
-    indices: Tensor,
-    *_: object,
-    **__: object,
-) -> Tensor:
-    return grad_output.new_empty(indices.numel(), dtype=torch.float32)
-
-
-@torch.library.register_fake("torchrec_ext::device_layout")
-def _device_layout_fake(table_layout: Tensor, feature_table_map: Tensor) -> Tensor:
-    of_table, of_feature = device_layout_sizes
-    return table_layout.new_empty(
-        of_table * table_layout.shape[0] + of_feature * feature_table_map.shape[0]
-    )
-
-
-@torch.library.register_fake("torchrec_ext::sort_lookups")
-def _sort_lookups_fake(
-    table_layout: Tensor, feature_table_map: Tensor, indices: Tensor, *_: object, **__: object
-) -> list[Tensor]:
-    rows = torch.library.get_ctx().new_dynamic_size()
-    return [
-        indices.new_empty(rows, dtype=torch.int64),
-        indices.new_empty(rows + 1, dtype=torch.int32),
-        indices.new_empty(indices.numel(), dtype=torch.int32),
-    ]
-
-
-@torch.library.register_fake("torchrec_ext::catch_up")
-def _catch_up_fake(weights: Tensor, *_: object) -> None:
-    return None
