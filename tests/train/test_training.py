@@ -9,6 +9,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from tests.distributed.ranks import run_on_ranks
 from torchrec_ext.command.errors import AgreedError, UserError
 from torchrec_ext.command.ranks import Ranks, StopRequest
+from torchrec_ext.optimizers import SPECS
 from torchrec_ext.train.config import Config
 from torchrec_ext.train.data import Bags, Examples, Split, load
 from torchrec_ext.train.distribute import describe_plan, distribute
@@ -119,6 +120,23 @@ def test_fbgemms_optimizers_run_behind_the_same_switch(ours: str) -> None:
     assert expected["wide_f0"].abs().max() > 0.01
     for name, weights in expected.items():
         torch.testing.assert_close(found[name], weights, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [optim_type.name.lower() for optim_type in SPECS])
+def test_every_optimizer_trains(name: str) -> None:
+    config = _config(optimizer={"type": name}, train={"batch_size": 32, "max_steps": 3})
+    ((_, shards, _),) = run_on_ranks(1, _train, config)
+    assert all(weight.any() for *_, weight in shards)
+
+
+def test_adams_weight_decay_is_the_configurations() -> None:
+    def train(mode: str) -> dict[str, torch.Tensor]:
+        settings = {"weight_decay": 0.5, "weight_decay_mode": mode, "beta1": 0.5}
+        config = _config(optimizer={"type": "adam", **settings})
+        return _assembled(run_on_ranks(1, _train, config))
+
+    coupled, decoupled = train("L2"), train("DECOUPLE")
+    assert not coupled["wide_f0"].equal(decoupled["wide_f0"])
 
 
 def test_columns_of_wide_tables_stay_equal() -> None:

@@ -27,6 +27,7 @@ from torchrec_ext.command.ranks import Ranks
 from torchrec_ext.command.sections import OptimizerConfig
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder, PlanError
 from torchrec_ext.distributed.planner import EmbeddingShardingPlanner, ShardMemory
+from torchrec_ext.optim_type import OptimType
 from torchrec_ext.train.config import Config, DenseOptimizerConfig
 from torchrec_ext.train.model import Linear, WideDeep, wide_tables
 from torchrec_ext.train.tables import initialise_tables
@@ -121,8 +122,14 @@ def describe_plan(plan: ShardingPlan, config: Config) -> list[list[str]]:
 def _apply(config: OptimizerConfig, tables: EmbeddingBagCollection) -> None:
     keywords: dict[str, object] = dict(config.hyperparameters)
     keywords["lr"] = keywords.pop("learning_rate")
-    if config.ours is not None:
-        cls: type[torch.optim.Optimizer] = optim.classes()[config.ours]
+    cls: type[torch.optim.Optimizer]
+    if config.ours == OptimType.ADAM:
+        # torch.optim's names: the class says how weight decays.
+        keywords["betas"] = keywords.pop("beta1"), keywords.pop("beta2")
+        coupled = keywords.pop("weight_decay_mode") == "L2"
+        cls = optim.Adam if coupled else optim.AdamW
+    elif config.ours is not None:
+        cls = optim.classes()[config.ours]
     else:
         cls, keywords["optimizer"] = FBGEMM_CLASSES[config.type]
     for parameter in tables.parameters():
