@@ -99,9 +99,23 @@ class Ranks:
         return values.bool()
 
 
+def lost_rank(error: RuntimeError) -> str | None:
+    """Say in one line what happened to the connection to another rank; None if nothing did.
+
+    gloo has no exception of its own, but names its source files.
+    """
+    text = _first_line(error)
+    if isinstance(error, dist.DistError) or "gloo/" in text or "Connection closed" in text:
+        return text
+    return None
+
+
 @contextmanager
-def connected() -> Iterator[Ranks]:
+def connected(timeout: timedelta | None = None) -> Iterator[Ranks]:
     """Join the process group that torchrun's variables describe, or be the only rank.
+
+    Args:
+        timeout: How long to wait for other ranks within a step; None for PyTorch's half hour.
 
     Raises:
         UserError: If the variables are incomplete or wrong, or other ranks do not arrive.
@@ -113,7 +127,9 @@ def connected() -> Iterator[Ranks]:
     else:
         store = _meet(ranks)
     try:
-        dist.init_process_group("gloo", store=store, rank=ranks.rank, world_size=ranks.world_size)
+        dist.init_process_group(
+            "gloo", store=store, rank=ranks.rank, world_size=ranks.world_size, timeout=timeout
+        )
     except RuntimeError as error:
         raise UserError(f"cannot connect the ranks over gloo: {_first_line(error)}") from error
     try:

@@ -7,16 +7,18 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 
 import torch.distributed as dist
 
 from torchrec_ext.command.config_file import Kind, load_config
 from torchrec_ext.command.errors import AgreedError, UserError
-from torchrec_ext.command.ranks import Ranks, connected
+from torchrec_ext.command.ranks import Ranks, connected, lost_rank
 
 LOGGER = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("torchrec_ext")
 EXIT_USER_ERROR = 2
+EXIT_LOST_RANK = 3
 
 
 def config_parser(prog: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -37,7 +39,21 @@ def config_parser(prog: str, description: str, example: str) -> argparse.Argumen
         dest="overrides",
         help=f"replace one value of the file, e.g. --set {example}; may be repeated",
     )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long a rank waits for one that does not answer before it gives up, by default "
+        "half an hour; one that ends is noticed at once",
+    )
     return parser
+
+
+def _seconds(text: str) -> timedelta:
+    seconds = float(text)
+    if not 0 < seconds <= 1e6:
+        raise ValueError(text)
+    return timedelta(seconds=seconds)
 
 
 def run(kind: type[Kind], arguments: argparse.Namespace, work: Callable[[Kind, Ranks], int]) -> int:
@@ -50,18 +66,25 @@ def run(kind: type[Kind], arguments: argparse.Namespace, work: Callable[[Kind, R
             ``AgreedError``, see ``Ranks.agree``.
 
     Returns:
-        The exit code of ``work``, or 2 after an error that the user can correct.
+        The exit code of ``work``, 2 after an error that the user can correct, or 3 if another
+        rank ended or does not answer.
 
     Raises:
         KeyboardInterrupt: If interrupted outside of ``work``.
     """
     _configure_logging()
     try:
-        with connected() as ranks:
+        with connected(arguments.timeout) as ranks:
             return _run_on(ranks, kind, arguments, work)
     except UserError as error:
         LOGGER.error("%s", error)
         return EXIT_USER_ERROR
+    except RuntimeError as error:
+        problem = lost_rank(error)
+        if problem is None:
+            raise
+        LOGGER.error("another rank ended or does not answer, so this one ends: %s", problem)
+        return EXIT_LOST_RANK
 
 
 def _run_on(

@@ -64,6 +64,8 @@ def _problems(
 
 def _shape(value: Any) -> tuple[int, ...] | None:
     """Of a tensor of one rank, or of the whole that ranks have shards of."""
-    if isinstance(value, ShardedTensor | Tensor):
+    if isinstance(value, ShardedTensor):
+        return tuple(value.metadata().size)  # its size() warns that there is a newer class
+    if isinstance(value, Tensor):
         return tuple(value.size())
     return None

@@ -14,10 +14,12 @@ from torchrec_ext.command.ranks import Ranks, StopRequest
 from torchrec_ext.command.run import PACKAGE_LOGGER, config_parser, run
 from torchrec_ext.distributed.planner import plan_table
 from torchrec_ext.text_table import format_table
+from torchrec_ext.train.checkpoint import Checkpoints
+from torchrec_ext.train.checkpoint_folder import CHECKPOINTS
 from torchrec_ext.train.config import Config
-from torchrec_ext.train.data import load
-from torchrec_ext.train.distribute import describe_plan, distribute
-from torchrec_ext.train.loop import Trainer, check_batch_size
+from torchrec_ext.train.data import Split, load
+from torchrec_ext.train.distribute import Distributed, describe_plan, distribute
+from torchrec_ext.train.loop import Trainer, check_batch_size, total_steps
 from torchrec_ext.train.model import build_model
 from torchrec_ext.train.report import (
     format_results,
@@ -25,6 +27,7 @@ from torchrec_ext.train.report import (
     write_config,
     write_results,
 )
+from torchrec_ext.train.resume import ResumePoint, check_resumable, find_resume_point
 
 LOGGER = logging.getLogger(__name__)
 
@@ -37,8 +40,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "torchrec-ext train") ->
         prog: Name of the program for help and errors.
 
     Returns:
-        Exit code: 0, 2 after an error that the user can correct, 128 plus the signal's number
-        after an interruption.
+        Exit code: 0, 2 after an error that the user can correct, 3 if another rank was lost, 128
+        plus the signal's number after an interruption.
 
     Raises:
         KeyboardInterrupt: If interrupted before training began.
@@ -51,31 +54,46 @@ def main(argv: Sequence[str] | None = None, prog: str = "torchrec-ext train") ->
     parser.add_argument(
         "--output", metavar="FOLDER", help="run folder, by default runs/<name>-<date>-<time>"
     )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="FOLDER",
+        help="go on from the newest checkpoint of this run folder, by default of --output, or from "
+        "this single checkpoint",
+    )
     arguments = parser.parse_args(argv)
-    return run(Config, arguments, lambda config, ranks: train(config, ranks, arguments.output))
+    return run(
+        Config,
+        arguments,
+        lambda config, ranks: train(config, ranks, arguments.output, arguments.resume),
+    )
 
 
-def train(config: Config, ranks: Ranks, output: str | None) -> int:
+def train(config: Config, ranks: Ranks, output: str | None, resume: str | None = None) -> int:
     """Train, report and write the run folder.
 
     Args:
         config: The run's configuration.
         ranks: All ranks, each of which makes this call.
         output: The run folder, None for the default.
+        resume: As in ``find_resume_point``; None to begin anew.
 
     Returns:
         The exit code, see ``main``.
 
     Raises:
-        UserError: See ``data.load``, ``distribute`` and ``Trainer``.
+        UserError: See ``data.load``, ``distribute``, ``Trainer``, ``find_resume_point`` and
+            ``checkpoint``.
     """
     split = ranks.agree(lambda: load(config.data))
     ranks.agree(
         lambda: check_batch_size(config.train.batch_size, len(split.train), ranks.world_size)
     )
+    point = ranks.on_first(lambda: _resume_point(config, split, output, resume))
     torch.manual_seed(config.seed)
     distributed = distribute(build_model(config.model, split.train), config, ranks)
-    folder = Path(ranks.on_first(lambda: _start_folder(config, output)))
+    folder = Path(ranks.on_first(lambda: _start_folder(config, output, point)))
     if ranks.first:
         print(f"Sharding plan for {ranks.world_size} rank(s)")
         print(format_table(describe_plan(distributed.plan, config)))
@@ -89,7 +107,17 @@ def train(config: Config, ranks: Ranks, output: str | None) -> int:
         )
     stop = StopRequest()
     with stop.listening(), logging_redirect_tqdm([PACKAGE_LOGGER]):
-        trainer = Trainer(config, split, distributed, ranks, stop)
+        trainer = Trainer(
+            config,
+            split,
+            distributed,
+            ranks,
+            stop,
+            _checkpoints(folder, config, split, distributed, ranks),
+        )
+        if point is not None:
+            trainer.resume(point.folder, point.progress)
+            LOGGER.info("resumed %s after step %d", point.folder, point.progress.step)
         history = trainer.run()
         facts = {
             "name": config.name,
@@ -97,6 +125,8 @@ def train(config: Config, ranks: Ranks, output: str | None) -> int:
             "world_size": ranks.world_size,
             "versions": {"torchrec_ext": __version__, "torch": torch.__version__},
         }
+        if point is not None:
+            facts["resumed_after_step"] = point.progress.step
         ranks.on_first(lambda: write_results(folder, config, history, facts))
     if ranks.first:
         if stop.signal is not None:
@@ -106,7 +136,29 @@ def train(config: Config, ranks: Ranks, output: str | None) -> int:
     return stop.exit_code
 
 
-def _start_folder(config: Config, output: str | None) -> str:
-    folder = make_run_folder(output, config.name)
+def _resume_point(
+    config: Config, split: Split, output: str | None, resume: str | None
+) -> ResumePoint | None:
+    if resume is None:
+        return None
+    point = find_resume_point(resume, output)
+    steps = total_steps(config.train, len(split.train))
+    check_resumable(point, config, split.fingerprint(), steps)
+    return point
+
+
+def _checkpoints(
+    folder: Path, config: Config, split: Split, distributed: Distributed, ranks: Ranks
+) -> Checkpoints | None:
+    if config.checkpoint is None:
+        return None
+    return Checkpoints(folder / CHECKPOINTS, config, split, distributed, ranks)
+
+
+def _start_folder(config: Config, output: str | None, point: ResumePoint | None) -> str:
+    if point is not None and point.run is not None:
+        folder = point.run
+    else:
+        folder = make_run_folder(output, config.name)
     write_config(folder, config)
     return str(folder)

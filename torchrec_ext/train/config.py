@@ -101,6 +101,13 @@ class ShardingConfig(Section):
     tables: dict[str, ShardingTypeName] = Field(default_factory=dict)
 
 
+class CheckpointConfig(Section):
+    """How often to save the run, and how many of the newest checkpoints to keep."""
+
+    every_steps: Count
+    keep: Count = 3
+
+
 class Config(Section):
     """One training run."""
 
@@ -113,6 +120,7 @@ class Config(Section):
     dense_optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     train: TrainConfig = TrainConfig()
     sharding: ShardingConfig = ShardingConfig()
+    checkpoint: CheckpointConfig | None = None
 
     @model_validator(mode="after")
     def _deep_optimizer_fits_model(self, _: ValidationInfo) -> Config:

@@ -18,7 +18,8 @@ import logging
 import math
 import sys
 import time
-from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -26,47 +27,17 @@ from tqdm import tqdm
 
 from torchrec_ext.command.errors import AgreedError, UserError
 from torchrec_ext.command.ranks import Ranks, StopRequest
-from torchrec_ext.train.config import Config
+from torchrec_ext.train.checkpoint import Checkpoints, Progress, restore
+from torchrec_ext.train.config import Config, TrainConfig
 from torchrec_ext.train.data import Batch, RankSlices, Split
 from torchrec_ext.train.distribute import Distributed
-from torchrec_ext.train.metrics import Quality, QualityMeter
+from torchrec_ext.train.history import Evaluation, History
+from torchrec_ext.train.metrics import QualityMeter
 from torchrec_ext.train.tables import TouchedRows, ZeroCount, count_zeros
 
 LOGGER = logging.getLogger(__name__)
 # Weight of the past in the loss that the progress bar shows.
 LOSS_DECAY = 0.95
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The state of the model after some step.
-
-    Attributes:
-        step: Steps done.
-        quality: Quality on the held-out examples.
-        zeros: Exactly-zero weights by table.
-    """
-
-    step: int
-    quality: Quality
-    zeros: dict[str, ZeroCount]
-
-
-@dataclass
-class History:
-    """What happened during training; equal on every rank.
-
-    Attributes:
-        losses: Mean loss over the global batch, per step.
-        evaluations: One after every epoch; an interrupted run has none for its last epoch.
-        seconds: Time spent in training steps, without evaluations.
-        zeros: Exactly-zero weights by table when training ended, also after an interruption.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
-    seconds: float = 0.0
-    zeros: dict[str, ZeroCount] = field(default_factory=dict)
 
 
 class Trainer:
@@ -78,6 +49,7 @@ class Trainer:
         distributed: The sharded model.
         ranks: All ranks, each of which makes the same calls.
         stop: Asked after every step.
+        checkpoints: Where to save; None for nowhere.
 
     Raises:
         UserError: If the global batch cannot be cut into equal slices, or is larger than the
@@ -91,6 +63,7 @@ class Trainer:
         distributed: Distributed,
         ranks: Ranks,
         stop: StopRequest,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         check_batch_size(config.train.batch_size, len(split.train), ranks.world_size)
         self.history = History()
@@ -99,8 +72,13 @@ class Trainer:
         self._distributed = distributed
         self._ranks = ranks
         self._stop = stop
+        self._checkpoints = checkpoints
         self._slices = RankSlices(config.train.batch_size, ranks.rank, ranks.world_size)
         self._touched = TouchedRows(split.train.rows())
+
+    def resume(self, folder: Path, saved: Progress) -> None:
+        """Go on from a checkpoint in ``run``; see ``checkpoint.restore``."""
+        self.history = restore(folder, saved, self._distributed, self._touched, self._ranks)
 
     def run(self) -> History:
         """Train for the configured epochs or steps, or until told to stop.
@@ -110,14 +88,16 @@ class Trainer:
         """
         train = self._config.train
         epoch_steps = len(self._split.train) // train.batch_size
-        steps = train.epochs * epoch_steps
-        if train.max_steps is not None:
-            steps = min(steps, train.max_steps)
+        steps = total_steps(train, len(self._split.train))
+        # A checkpoint is written before the evaluation that may follow its step: after the last
+        # step of an epoch its evaluation is still to come.
+        first_epoch = max(len(self.history.losses) - 1, 0) // epoch_steps
         with self._progress(steps * train.batch_size) as progress:
-            for epoch in range(-(-steps // epoch_steps)):
+            for epoch in range(first_epoch, -(-steps // epoch_steps)):
                 self._epoch(epoch, steps, progress)
                 self._evaluate()
                 if self._stop.signal is not None:
+                    self._save()
                     break
         self.history.zeros = self.count_zeros()
         return self.history
@@ -128,21 +108,36 @@ class Trainer:
         return count_zeros(self._distributed.model, touched, self._ranks)
 
     def _epoch(self, epoch: int, steps: int, progress: tqdm) -> None:
-        """Train for one epoch, but not beyond ``steps`` in all."""
-        train = self._config.train
+        """Train for the rest of an epoch, but not beyond ``steps`` in all."""
+        train, examples = self._config.train, self._split.train
+        done = len(self.history.losses)
+        first = done - epoch * (len(examples) // train.batch_size)
         self._distributed.model.train()
         # Far apart, so that neighbouring seeds share no epoch's order.
         seed = self._config.seed * 1_000_003 + epoch
         start = time.perf_counter()
         smooth = math.nan
-        for batch in self._slices.training(self._split.train, seed, train.shuffle):
+        batches = self._slices.training(examples, seed, train.shuffle, first)
+        for batch in islice(batches, steps - done):
             loss = self._step(batch)
             smooth = loss if math.isnan(smooth) else LOSS_DECAY * smooth + (1 - LOSS_DECAY) * loss
             progress.set_postfix(loss=f"{smooth:.4f}", refresh=False)
             progress.update(train.batch_size)
-            if self._stop.signal is not None or len(self.history.losses) >= steps:
+            self.history.seconds += time.perf_counter() - start
+            if self._due(steps):
+                self._save()
+            if self._stop.signal is not None:
                 break
-        self.history.seconds += time.perf_counter() - start
+            start = time.perf_counter()
+
+    def _due(self, steps: int) -> bool:
+        """Whether to save after this step, which the last of a run always asks for."""
+        done = len(self.history.losses)
+        return self._checkpoints is not None and (done == steps or self._checkpoints.due(done))
+
+    def _save(self) -> None:
+        if self._checkpoints is not None and self.history.losses:
+            self._checkpoints.save(self.history, self._touched)
 
     def _step(self, batch: Batch) -> float:
         """Train on this rank's slice of a global batch and give the global batch's mean loss."""
@@ -190,6 +185,7 @@ class Trainer:
         """Make the bar of rank 0; in a log file it adds a line every few seconds only."""
         return tqdm(
             total=examples,
+            initial=len(self.history.losses) * self._config.train.batch_size,
             desc="train",
             unit=" examples",
             unit_scale=True,
@@ -197,6 +193,12 @@ class Trainer:
             mininterval=0.1 if sys.stderr.isatty() else 5.0,
             disable=not self._ranks.first,
         )
+
+
+def total_steps(train: TrainConfig, examples: int) -> int:
+    """Give the steps of a whole run on this many training examples."""
+    steps = train.epochs * (examples // train.batch_size)
+    return steps if train.max_steps is None else min(steps, train.max_steps)
 
 
 def check_batch_size(batch_size: int, examples: int, world_size: int) -> None:

@@ -136,7 +136,7 @@ class TouchedRows:
         self._masks = {name: torch.zeros(count, dtype=torch.bool) for name, count in rows.items()}
 
     def add(self, feature: str, values: torch.Tensor) -> None:
-        """Mark rows, given as int64 indices in any order."""
+        """Mark rows, given as int64 indices in any order or as a ``[rows]`` bool mask."""
         self._masks[feature][values] = True
 
     def on_any_rank(self, ranks: Ranks) -> dict[str, torch.Tensor]:

@@ -158,21 +158,24 @@ class RankSlices:
     rank: int
     world_size: int
 
-    def training(self, examples: Examples, seed: int, shuffle: bool) -> Iterator[Batch]:
+    def training(
+        self, examples: Examples, seed: int, shuffle: bool, first: int = 0
+    ) -> Iterator[Batch]:
         """Yield this rank's slices of one epoch; an incomplete last global batch is dropped.
 
         Args:
             examples: The training examples.
             seed: Decides the order when ``shuffle`` is set; equal on every rank.
             shuffle: Whether to visit the examples in random order instead of their own.
+            first: The global batch to begin with; those before it are left out.
         """
         generator = torch.Generator().manual_seed(seed)
         total = len(examples)
         order = torch.randperm(total, generator=generator) if shuffle else torch.arange(total)
         size = self.batch_size // self.world_size
-        for start in range(0, total - self.batch_size + 1, self.batch_size):
-            first = start + self.rank * size
-            yield examples.batch(order[first : first + size], size)
+        for start in range(first * self.batch_size, total - self.batch_size + 1, self.batch_size):
+            begin = start + self.rank * size
+            yield examples.batch(order[begin : begin + size], size)
 
     def evaluation(self, examples: Examples) -> Iterator[Batch]:
         """Yield this rank's slices of all examples in order; short slices are padded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 from torchrec_ext.command.errors import UserError
@@ -24,6 +25,17 @@ class Split:
 
     train: Examples
     held_out: Examples
+
+    def fingerprint(self) -> str:
+        """Give a CRC-32 of all examples, to tell whether a run goes on with the same ones."""
+        crc = zlib.crc32(repr(self.train.rows()).encode())
+        for part in (self.train, self.held_out):
+            tensors = [part.dense, part.labels]
+            for bags in part.features.values():
+                tensors += [bags.offsets, bags.values[bags.offsets[0] : bags.offsets[-1]]]
+            for tensor in tensors:
+                crc = zlib.crc32(tensor.contiguous().numpy().tobytes(), crc)
+        return f"{crc:08x}"
 
 
 def load(config: DataConfig) -> Split:
