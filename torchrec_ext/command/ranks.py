@@ -106,7 +106,7 @@ def lost_rank(error: RuntimeError) -> str | None:
     """
     text = _first_line(error)
     if isinstance(error, dist.DistError) or "gloo/" in text or "Connection closed" in text:
-        return text
+        return text.partition(". ")[0]
     return None
 
 

@@ -223,8 +223,8 @@ def _check_sizes(
                 raise UserError(
                     f"cannot resume: table {table} has {tuple(stored)} for the state "
                     f"{name.rpartition('.')[2]} in the checkpoint ({saved.sharding.get(table)}) "
-                    f"and {size} now ({now[table]}), because its optimizer keeps "
-                    f"one number per row and column shard; set sharding.tables.{table}, or use "
+                    f"and {size} now ({now[table]}), because its optimizer keeps one number per "
+                    f"row and column shard; set sharding.tables.{table} to what it was, or start "
                     f"{saved.world_size} rank(s) as before"
                 )
 
