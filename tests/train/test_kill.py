@@ -13,6 +13,7 @@ import random
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from tests.train.outcomes import Outcome, assert_same_bits, read_outcome, steps_
 from tests.train.processes import run_command
 from torchrec_ext.command.ranks import Ranks
 from torchrec_ext.command.run import EXIT_LOST_RANK
-from torchrec_ext.train import checkpoint_folder
+from torchrec_ext.train import checkpoint_folder, command
 from torchrec_ext.train.checkpoint import Checkpoints
 
 # Five steps an epoch. The third and fourth saves, after steps 6 and 8, remove an older checkpoint.
@@ -184,3 +185,31 @@ def test_a_killed_rank_costs_no_bit(uninterrupted, tmp_path: Path) -> None:
         assert_same_bits(read_outcome(run), expected)
         # What the killed process left is gone, and so are the checkpoints beyond two.
         assert steps_of(run) == [8, 10], case
+
+
+def test_a_rank_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(CONFIG)
+    log = tmp_path / "log"
+
+    def before(rank: int) -> None:
+        def silent(original: Callable[..., Any], *arguments: Any) -> Any:
+            while "ERROR" not in log.with_name("log.0").read_text():
+                time.sleep(0.05)
+            return original(*arguments)
+
+        if rank == 1:
+            _wrap(Checkpoints, "save", silent)
+
+    arguments = [str(config), "--output", str(tmp_path / "run"), "--timeout", "2"]
+    assert run_command(2, arguments, log, before) == [EXIT_LOST_RANK] * 2
+    assert "Timed out waiting 2000ms" in log.with_name("log.0").read_text()
+    assert "Traceback" not in log.with_name("log.0").read_text()
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
+def test_a_timeout_is_a_positive_number(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        command.main(["any.yaml", f"--timeout={seconds}"])
+    assert raised.value.code == 2
+    assert f"argument --timeout: {seconds!r} is not a number of seconds" in capsys.readouterr().err

@@ -50,9 +50,12 @@ def config_parser(prog: str, description: str, example: str) -> argparse.Argumen
 
 
 def _seconds(text: str) -> timedelta:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds <= 1e6:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return timedelta(seconds=seconds)
 
 
