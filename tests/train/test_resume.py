@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -15,7 +16,8 @@ import yaml
 from tests.train.outcomes import assert_same_bits, read_outcome, read_tensors, steps_of
 from tests.train.processes import run_command
 from torchrec_ext.command.run import EXIT_USER_ERROR
-from torchrec_ext.train import loop
+from torchrec_ext.train import checkpoint_folder, loop
+from torchrec_ext.train.checkpoint import Checkpoints
 from torchrec_ext.train.loop import Trainer
 
 # Five steps an epoch.
@@ -168,6 +170,60 @@ def test_an_interrupted_run_saves_and_goes_on_in_its_folder(tmp_path: Path) -> N
     assert steps_of(run) == [7, 10]
     assert_same_bits(read_outcome(run), read_outcome(tmp_path / "whole"))
     assert json.loads((run / "metrics.json").read_text())["resumed_after_step"] == 7
+
+
+def test_an_interrupted_evaluation_is_made_up_for(tmp_path: Path) -> None:
+    config, run = _config(tmp_path), tmp_path / "run"
+    _run(1, tmp_path / "whole", config)
+
+    def before(rank: int) -> None:
+        begin, evaluate = checkpoint_folder.begin, Trainer._evaluate
+
+        def counted(parent: Path, step: int) -> Path:
+            with (tmp_path / "saves").open("a") as file:
+                file.write(f"{step} ")
+            return begin(parent, step)
+
+        def interrupted(self: Trainer) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            evaluate(self)
+
+        checkpoint_folder.begin = counted
+        Trainer._evaluate = interrupted  # type: ignore[method-assign]
+
+    arguments = [config, "--output", str(run)]
+    assert run_command(1, arguments, tmp_path / "log", before) == [128 + signal.SIGINT]
+    # What is complete is not written again.
+    assert (tmp_path / "saves").read_text() == "1 2 3 4 5 "
+    _run(1, run, config, "--resume")
+    assert_same_bits(read_outcome(run), read_outcome(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_full_disk_ends_all_ranks_and_leaves_what_was(full: int, tmp_path: Path) -> None:
+    config, run = _config(tmp_path), tmp_path / "run"
+
+    def before(rank: int) -> None:
+        save = Checkpoints.save
+
+        def failing(self: Checkpoints, history: Any, touched: Any) -> None:
+            if rank == full and len(history.losses) == 3:
+                os.fsync = _no_space
+            save(self, history, touched)
+
+        Checkpoints.save = failing  # type: ignore[method-assign]
+
+    codes = run_command(2, [config, "--output", str(run)], tmp_path / "log", before)
+    assert codes == [EXIT_USER_ERROR] * 2
+    text = (tmp_path / "log.0").read_text()
+    assert f"checkpoints/step-0000000003.partial: rank {full}: [Errno 28] No space left" in text
+    assert "Traceback" not in text
+    complete = checkpoint_folder.complete(run / "checkpoints")
+    assert complete == [_checkpoint(run, 1), _checkpoint(run, 2)]
+
+
+def _no_space(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:

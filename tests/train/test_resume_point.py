@@ -81,7 +81,10 @@ def test_a_missing_checkpoint_is_said(tmp_path: Path) -> None:
     assert "training.json: No such file" in error(str(run))
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "{", "null"])
+OTHER_HISTORY = json.dumps({**asdict(_progress()), "history": {}})
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "{", "null", OTHER_HISTORY])
 def test_an_unreadable_progress_is_said(text: str, tmp_path: Path) -> None:
     partial = checkpoint_folder.begin(tmp_path / "checkpoints", 2)
     (partial / TRAINING).write_text(text)

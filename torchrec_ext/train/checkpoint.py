@@ -141,10 +141,12 @@ def read_progress(folder: Path) -> Progress:
     """
     path = folder / TRAINING
     try:
-        return Progress(**json.loads(path.read_text(encoding="utf-8")))
+        progress = Progress(**json.loads(path.read_text(encoding="utf-8")))
+        History.from_json(progress.history)
+        return progress
     except OSError as error:
         raise UserError(f"cannot resume: {path}: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"cannot resume: {path} is damaged or of another version of this program"
         ) from error
