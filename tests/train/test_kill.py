@@ -190,6 +190,23 @@ def test_a_killed_rank_costs_no_bit(uninterrupted, tmp_path: Path) -> None:
         assert steps_of(run) == [8, 10], case
 
 
+def test_everything_is_on_disk_before_the_rename(uninterrupted) -> None:
+    """A kill cannot show it, because the system still writes what a dead process had written."""
+    _, moments, _ = uninterrupted
+    whats = {rank: [what for _, what in own] for rank, own in moments.items()}
+    for rank, own in whats.items():
+        opened = own.index(f"open __{rank}_0.distcp")
+        assert own[opened:].index("fsync") < own[opened:].index("agree")
+    first = whats[0]
+    rename = first.index("os.rename step")
+    for name in ("training.json", "manifest.json", "step.partial"):
+        opened = max(n for n, what in enumerate(first[:rename]) if what == f"open {name}")
+        assert first[opened + 1] == "fsync", name
+    # And the rename itself before the older checkpoint goes.
+    assert first[rename + 1] == "fsync"
+    assert rename + 1 < first.index("os.rename step.removed")
+
+
 def test_a_rank_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
