@@ -274,6 +274,7 @@ def test_states_that_another_sharding_cannot_take_are_named(tmp_path: Path) -> N
         "(column_wise, 4 shard(s)) and (30,) now (row_wise, 2 shard(s))" in error
     )
     assert "set sharding.tables.deep_f0 to what it was, or start 2 rank(s) as before" in error
+    assert "row_wise" not in (tmp_path / "run" / "config.yaml").read_text()
 
 
 def test_a_configuration_that_trains_otherwise_is_refused_on_every_rank(tmp_path: Path) -> None:

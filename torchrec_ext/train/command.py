@@ -93,31 +93,18 @@ def train(config: Config, ranks: Ranks, output: str | None, resume: str | None =
     point = ranks.on_first(lambda: _resume_point(config, split, output, resume))
     torch.manual_seed(config.seed)
     distributed = distribute(build_model(config.model, split.train), config, ranks)
-    folder = Path(ranks.on_first(lambda: _start_folder(config, output, point)))
+    folder = Path(ranks.on_first(lambda: _run_folder(config, output, point)))
     if ranks.first:
-        print(f"Sharding plan for {ranks.world_size} rank(s)")
-        print(format_table(describe_plan(distributed.plan, config)))
-        print("Memory of the plan in bytes")
-        print(plan_table(distributed.memory), flush=True)
-        LOGGER.info(
-            "%d training examples, %d %s examples",
-            len(split.train),
-            len(split.held_out),
-            config.data.evaluate_on,
-        )
+        _print_plan(config, split, distributed, ranks)
     stop = StopRequest()
     with stop.listening(), logging_redirect_tqdm([PACKAGE_LOGGER]):
-        trainer = Trainer(
-            config,
-            split,
-            distributed,
-            ranks,
-            stop,
-            _checkpoints(folder, config, split, distributed, ranks),
-        )
+        checkpoints = _checkpoints(folder, config, split, distributed, ranks)
+        trainer = Trainer(config, split, distributed, ranks, stop, checkpoints)
         if point is not None:
             trainer.resume(point.folder, point.progress)
             LOGGER.info("resumed %s after step %d", point.folder, point.progress.step)
+        # Only now, so that a checkpoint that does not fit leaves the run's folder as it was.
+        ranks.on_first(lambda: write_config(folder, config))
         history = trainer.run()
         facts = {
             "name": config.name,
@@ -134,6 +121,19 @@ def train(config: Config, ranks: Ranks, output: str | None, resume: str | None =
         print(format_results(config, history, list(split.train.features)))
         print(f"Written to {folder}", flush=True)
     return stop.exit_code
+
+
+def _print_plan(config: Config, split: Split, distributed: Distributed, ranks: Ranks) -> None:
+    print(f"Sharding plan for {ranks.world_size} rank(s)")
+    print(format_table(describe_plan(distributed.plan, config)))
+    print("Memory of the plan in bytes")
+    print(plan_table(distributed.memory), flush=True)
+    LOGGER.info(
+        "%d training examples, %d %s examples",
+        len(split.train),
+        len(split.held_out),
+        config.data.evaluate_on,
+    )
 
 
 def _resume_point(
@@ -155,10 +155,7 @@ def _checkpoints(
     return Checkpoints(folder / CHECKPOINTS, config, split, distributed, ranks)
 
 
-def _start_folder(config: Config, output: str | None, point: ResumePoint | None) -> str:
+def _run_folder(config: Config, output: str | None, point: ResumePoint | None) -> str:
     if point is not None and point.run is not None:
-        folder = point.run
-    else:
-        folder = make_run_folder(output, config.name)
-    write_config(folder, config)
-    return str(folder)
+        return str(point.run)
+    return str(make_run_folder(output, config.name))
