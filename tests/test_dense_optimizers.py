@@ -221,9 +221,55 @@ def test_another_optimizers_state_dict_is_refused_before_anything_changes() -> N
         ValueError, match=r"FTRL: the states of parameter 0.*'sum'.*expected.*'linear'"
     ):
         ftrl.load_state_dict(adagrad.state_dict())
+    adam, adamw = optim.Adam([parameter]), optim.AdamW([parameter])
+    with pytest.raises(ValueError, match="weight decay is DECOUPLE, this class's L2"):
+        adam.load_state_dict(adamw.state_dict())
+    with pytest.raises(ValueError, match="has no ftrl_beta"):
+        ftrl.load_state_dict(optim.SGD([parameter], lr=0.1).state_dict())
     narrow = nn.Parameter(torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"\(2, 4\)"):
         optim.FTRL([narrow], lr=0.1).load_state_dict(before)
     after = ftrl.state_dict()
     for name, value in before["state"][0].items():
         assert torch.equal(value, after["state"][0][name])
+
+
+def test_all_parameters_are_checked_before_one_is_updated() -> None:
+    good = nn.Parameter(torch.zeros(2, 4))
+    bad = nn.Parameter(torch.zeros(2, 4, dtype=torch.float64))
+    opt = optim.FTRL([good, bad], lr=0.1)
+    for each in (good, bad):
+        each.grad = torch.ones_like(each)
+    with pytest.raises(ValueError, match="float64"):
+        opt.step()
+    assert good.detach().count_nonzero() == 0 and good not in opt.state
+
+
+def test_a_step_between_forward_and_backward_is_seen_by_autograd() -> None:
+    weight = nn.Parameter(torch.ones(2, 4))
+    opt = optim.SGD([weight], lr=0.1)
+    weight.grad = torch.ones(2, 4)
+    loss = (weight * weight).sum()
+    opt.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_groups_with_names_and_with_unknown_settings() -> None:
+    layer = nn.Linear(4, 4)
+    opt = optim.FTRL(layer.named_parameters(), lr=0.1)
+    with pytest.raises(HyperparameterError, match="weight_decai"):
+        opt.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "weight_decai": 0.1})
+    assert len(opt.param_groups) == 1
+
+
+def test_momentum_cannot_be_switched_on_after_the_first_step() -> None:
+    weight = nn.Parameter(torch.ones(2, 4))
+    opt = optim.SGD([weight], lr=0.1)
+    weight.grad = torch.ones(2, 4)
+    opt.step()
+    opt.param_groups[0]["momentum"] = 0.9
+    before = weight.detach().clone()
+    with pytest.raises(ValueError, match="momentum_buffer"):
+        opt.step()
+    assert torch.equal(weight.detach(), before)

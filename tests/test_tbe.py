@@ -329,8 +329,17 @@ def test_what_a_forward_refuses() -> None:
     with pytest.raises(ValueError, match="batch_size_per_feature_per_rank needs"):
         sequence(one, offsets, batch_size_per_feature_per_rank=[[1]])
     pooled = make_module(OptimType.FTRL, [(3, 4)])
-    with pytest.raises(ValueError, match="for 2 features, expected 1"):
-        pooled(one, offsets, batch_size_per_feature_per_rank=[[1], [0]])
+    for sizes, message in (
+        ([[1], [0]], "for 2 features, expected 1"),
+        ([[]], "for each rank"),
+        ([[2, -1]], "below 0"),
+        ([[2]], "adds up to 2 bags, but the offsets are those of 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pooled(one, offsets, batch_size_per_feature_per_rank=sizes)
+    two = make_module(OptimType.FTRL, [(3, 4), (3, 4)])
+    with pytest.raises(ValueError, match=r"for \[1, 2\] ranks"):
+        two(one, offsets, batch_size_per_feature_per_rank=[[1, 0], [0]])
     with pytest.raises(NotImplementedError, match="vbe_output is not supported"):
         pooled(one, offsets, batch_size_per_feature_per_rank=[[1]], vbe_output=torch.zeros(4))
 

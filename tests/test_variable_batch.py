@@ -15,6 +15,7 @@ from torch import Tensor
 from torchrec_ext import OptimType, ops
 
 from . import reference
+from .distributed.ranks import run_on_ranks
 from .modules import (
     HYPERPARAMETERS,
     assert_same_bits,
@@ -96,6 +97,23 @@ def test_equals_float64_reference(optimizer, pooling, weighted) -> None:
         )
         for found, each in zip(module.split_embedding_weights(), tables, strict=True):
             assert relative_error(found, each) <= 2e-5
+
+
+def _look_up_with(dtype: torch.dtype) -> None:
+    """Looks up often enough for the allocator to notice what is written out of bounds."""
+    sizes = [[2, 1], [0, 0], [3, 4]]
+    for _ in range(30):
+        module = make_module(OptimType.EXACT_SGD, [(5, 4), (7, 8)], feature_table_map=[1, 0, 1])
+        offsets = torch.cat([torch.zeros(1), torch.randint(0, 4, (10,)).cumsum(0)]).to(dtype)
+        indices = torch.randint(0, 5, (int(offsets[-1]),), dtype=dtype)
+        for _ in range(5):
+            module(indices, offsets, batch_size_per_feature_per_rank=sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_lookups_stay_inside_their_memory(dtype) -> None:
+    """FBGEMM's CPU lookup writes int64 offsets into memory for int32 ones."""
+    run_on_ranks(1, _look_up_with, dtype)
 
 
 def test_trains_as_fbgemms_sgd() -> None:

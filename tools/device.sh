@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the CUDA kernels for this machine's device, tests them there and measures them.
-# Needs a CUDA build of torch, nvcc, pybind11, ninja, setuptools and pytest; what needs FBGEMM or
-# TorchRec is skipped where they are not installed. Reads PYTHON and OUT, the folder for results.
+# Needs a CUDA build of torch, nvcc, pybind11, ninja, setuptools, pytest and hypothesis; what needs
+# FBGEMM or TorchRec is skipped where they are not installed. Reads PYTHON and OUT, the folder for
+# results.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

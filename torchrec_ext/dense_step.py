@@ -51,13 +51,8 @@ def update_parameter(
         gradient: Dense, of its shape: every row is updated. Or sparse, with rows for indices: only
             these are.
         states: As :func:`initial_states` makes them.
-        hyperparameters: All of them.
-
-    Raises:
-        ValueError: The parameter's dtype or the gradient's layout is not supported; nothing was
-            changed.
+        hyperparameters: All of them. :func:`check_update` has been called with all these.
     """
-    _check(parameter, gradient, hyperparameters)
     rows, dim = _shape(parameter)
     touched = torch.arange(rows, device=parameter.device)
     if gradient.is_sparse:
@@ -83,6 +78,8 @@ def update_parameter(
         )
     if weights.data_ptr() != parameter.data_ptr():
         parameter.copy_(weights)
+    else:  # the op writes behind autograd's back
+        torch.autograd.graph.increment_version(parameter)
     states[STEP].add_(1)
 
 
@@ -101,11 +98,33 @@ def check_states(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
             continue
         group = next(g for g in state_dict["param_groups"] if number in g["params"])
         expected = _shapes(spec, parameter, group)
-        shapes = {state: tuple(value.shape) for state, value in found.items()}
+        shapes = {
+            state: tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            for state, value in found.items()
+        }
         if shapes != expected:
             raise ValueError(
                 f"{name}: the states of parameter {place}, of shape {tuple(parameter.shape)}, are "
                 f"{shapes} in the state dict, expected {expected}"
+            )
+        for state, value in found.items():
+            if state != STEP and value.dtype != torch.float32:
+                raise ValueError(
+                    f"{name}: {state} of parameter {place} has dtype {value.dtype} in the state "
+                    "dict, expected torch.float32"
+                )
+    for group in state_dict["param_groups"]:
+        missing = sorted(optimizer.defaults.keys() - group.keys())
+        if missing:
+            raise ValueError(
+                f"{name}: a parameter group of the state dict has no {', '.join(missing)}; it is "
+                "of another optimizer"
+            )
+        mode, own_mode = (each.get("weight_decay_mode") for each in (group, optimizer.defaults))
+        if mode != own_mode:
+            raise ValueError(
+                f"{name}: the state dict's weight decay is {mode}, this class's {own_mode}; load "
+                "it with the class that wrote it"
             )
 
 
@@ -127,8 +146,31 @@ def _shape(parameter: Tensor) -> tuple[int, int]:
     return parameter.shape[0], parameter.numel() // max(parameter.shape[0], 1)
 
 
-def _check(parameter: Tensor, gradient: Tensor, hyperparameters: Mapping[str, Any]) -> None:
+def check_update(
+    spec: OptimizerSpec,
+    parameter: Tensor,
+    gradient: Tensor,
+    states: Mapping[str, Tensor],
+    hyperparameters: Mapping[str, Any],
+) -> None:
+    """Checks the arguments of :func:`update_parameter`; ``states`` is empty before the first.
+
+    Raises:
+        ValueError: The parameter's dtype or shape, the gradient's layout or a hyperparameter that
+            needs other states is not supported.
+    """
     shape = tuple(parameter.shape)
+    needed = [state.name for state in spec.states_for(hyperparameters)]
+    if states and not states.keys() >= set(needed):
+        raise ValueError(
+            f"a parameter of shape {shape} has the states {sorted(states)}, but its group's "
+            f"hyperparameters now need {needed}; set them before the first step"
+        )
+    if parameter.is_cuda and (_shape(parameter)[1] % 4 != 0 or _shape(parameter)[1] > 2048):
+        raise ValueError(
+            f"a parameter of shape {shape} has rows of {_shape(parameter)[1]} elements; on CUDA "
+            "they are multiples of 4 up to 2048"
+        )
     if parameter.dtype not in _WEIGHT_DTYPES:
         raise ValueError(
             f"a parameter of shape {shape} has dtype {parameter.dtype}; the kernels update "

@@ -63,8 +63,8 @@ def fused_update(
 ) -> None:
     """Applies one optimizer step to every row that a batch looks up, in place.
 
-    On a device nothing waits for the host, and a CUDA graph can capture the call: what changes from
-    step to step is read from ``scalars`` there.
+    On a device, with ``tables`` and ``scalars`` given, nothing waits for the host, and a CUDA graph
+    can capture the call: what changes from step to step is read from ``scalars`` there.
 
     A row's gradients are summed in float32 before the update, in the order of
     ``csrc/gradient_order.h``. Weights and states get the same bits whatever the number of threads,

@@ -65,6 +65,10 @@ class OptimizerClock(OptimizerStates):
         """
         self._learning_rate_source.follow(optimizer)
 
+    def pull_learning_rate(self) -> None:
+        """Takes over the followed optimizer's learning rate where it has changed."""
+        self._learning_rate_source.pull(self.set_learning_rate)
+
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
         """Changes hyperparameters from the next update on. States are not touched.
 
@@ -132,19 +136,26 @@ class OptimizerClock(OptimizerStates):
             self.register_load_state_dict_post_hook(_restart_after_loading)
 
     def _set_hyperparameters(self, resolved: dict[str, Any]) -> None:
-        self._hyperparameters = resolved
-        before = getattr(self, "_kernel_hyperparameters", None)
-        self._kernel_hyperparameters = self._spec.kernel_values(resolved)
+        values = self._spec.kernel_values(resolved)
         if self._scalars is not None:
-            self._write_scalars(self._scalars, before)
+            self._write_scalars(self._scalars, values)
+        self._hyperparameters = resolved
+        self._kernel_hyperparameters = values
         self._set_learning_rate(resolved["learning_rate"])  # FBGEMM's own copy, in float32
 
-    def _write_scalars(self, scalars: Tensor, before: Sequence[float] | None) -> None:
+    def _write_scalars(self, scalars: Tensor, values: Sequence[float]) -> None:
         """Writes the hyperparameters that changed, without waiting for the device."""
-        values = scalars[1:].view(torch.float64)
-        for place, value in enumerate(self._kernel_hyperparameters):
-            if before is None or before[place] != value:
-                values[place].fill_(value)
+        before = self._kernel_hyperparameters
+        changed = [place for place, value in enumerate(values) if before[place] != value]
+        if changed and scalars.is_cuda and torch.cuda.is_current_stream_capturing():
+            # Every replay would write the value of the capture again.
+            raise RuntimeError(
+                f"tables {self.table_labels}: a hyperparameter changed inside of a CUDA graph's "
+                "capture; call set_learning_rate() or the optimizer's zero_grad() before it"
+            )
+        written = scalars[1:].view(torch.float64)
+        for place in changed:
+            written[place].fill_(values[place])
 
     def _current_scalars(self) -> Tensor | None:
         """The clock and the hyperparameters on a device; None on the CPU."""

@@ -86,12 +86,17 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
             logical_table_ids: Not read: FBGEMM's numbering outside of this module.
             buffer_ids: ``[pruned tables]``, the numbers of the tables in this module.
         """
+        cached = self.lxu_cache_weights.numel() > 0
+        if cached:
+            self.flush()
         weights = self.split_embedding_weights()
         bounds = pruned_indices_offsets.tolist()
         for table, begin, end in zip(buffer_ids.tolist(), bounds, bounds[1:], strict=False):
             rows = pruned_indices[begin:end].long()
             self.reset_optimizer_states(table, rows)
             weights[table][rows] = 0
+        if cached:  # FBGEMM's cache would go on serving the rows as they were
+            self.reset_cache_states()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """``to``, ``half`` and so on: states move with the module, but stay float32."""

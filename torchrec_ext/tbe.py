@@ -19,7 +19,7 @@ from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizer_clock import OptimizerClock
 from torchrec_ext.optimizers import HyperparameterError, spec_of
 from torchrec_ext.tbe_arguments import check_mode, check_tables, max_gradient_of, split_keywords
-from torchrec_ext.variable_batch import make_variable_batch
+from torchrec_ext.variable_batch import check_batch_sizes, make_variable_batch
 
 
 class TableBatchedEmbeddingBags(OptimizerClock):
@@ -139,7 +139,9 @@ class TableBatchedEmbeddingBags(OptimizerClock):
                 )
             per_sample_weights = per_sample_weights.float()
         if batch_size_per_feature_per_rank is not None:
-            self._check_batch_sizes(batch_size_per_feature_per_rank, forward_arguments)
+            check_batch_sizes(self, batch_size_per_feature_per_rank, offsets, forward_arguments)
+            if self.use_cpu:  # FBGEMM pads offsets as int64, into memory of their own dtype
+                indices, offsets = indices.long(), offsets.long()
         inputs = LookupInputs(
             indices,
             offsets,
@@ -148,25 +150,6 @@ class TableBatchedEmbeddingBags(OptimizerClock):
             forward_arguments,
         )
         return FusedLookup.apply(self.placeholder_autograd_tensor, per_sample_weights, self, inputs)
-
-    def _check_batch_sizes(
-        self, batch_sizes: list[list[int]], forward_arguments: dict[str, Any]
-    ) -> None:
-        if self.pooling_mode == PoolingMode.NONE:
-            raise ValueError(
-                f"tables {self.table_labels}: batch_size_per_feature_per_rank needs sum or mean "
-                "pooling"
-            )
-        if len(batch_sizes) != len(self.feature_table_map):
-            raise ValueError(
-                f"tables {self.table_labels}: batch_size_per_feature_per_rank has batch sizes for "
-                f"{len(batch_sizes)} features, expected {len(self.feature_table_map)}"
-            )
-        for name in ("vbe_output", "vbe_output_offsets"):
-            if forward_arguments.get(name) is not None:
-                raise NotImplementedError(
-                    f"tables {self.table_labels}: {name} is not supported; leave it out"
-                )
 
     def _lookup(
         self, inputs: LookupInputs, per_sample_weights: Tensor | None
@@ -226,7 +209,7 @@ class TableBatchedEmbeddingBags(OptimizerClock):
             )
 
     def _update(self, grad_output: Tensor, batch: LookedUp) -> None:
-        self._learning_rate_source.pull(self.set_learning_rate)
+        self.pull_learning_rate()
         with torch.no_grad(), self._tables_named_in_errors():
             ops.fused_update(
                 grad_output,

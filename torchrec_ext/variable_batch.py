@@ -2,11 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
+from torch import Tensor
 
-from torchrec_ext.ops import VariableBatch
+from torchrec_ext.op_arguments import VariableBatch
+from torchrec_ext.optimizer_clock import OptimizerClock
+
+
+def check_batch_sizes(
+    module: OptimizerClock,
+    batch_sizes: Sequence[Sequence[int]],
+    offsets: Tensor,
+    forward_arguments: Mapping[str, Any],
+) -> None:
+    """Checks what a forward with variable batch sizes got.
+
+    Raises:
+        ValueError: The module does not pool, or the sizes do not fit its features or the offsets.
+        NotImplementedError: FBGEMM's output buffers for such batches were given.
+    """
+    tables, features = module.table_labels, len(module.feature_table_map)
+    argument = f"tables {tables}: batch_size_per_feature_per_rank"
+    if module.pooling_mode == PoolingMode.NONE:
+        raise ValueError(f"{argument} needs sum or mean pooling")
+    if len(batch_sizes) != features:
+        raise ValueError(
+            f"{argument} has batch sizes for {len(batch_sizes)} features, expected {features}"
+        )
+    ranks = {len(sizes) for sizes in batch_sizes}
+    if len(ranks) != 1 or 0 in ranks:
+        raise ValueError(
+            f"{argument}={batch_sizes} has batch sizes for {sorted(ranks)} ranks; every feature "
+            "needs one for each rank"
+        )
+    if min(map(min, batch_sizes)) < 0:
+        raise ValueError(f"{argument}={batch_sizes} has a batch size below 0")
+    total = sum(map(sum, batch_sizes))
+    if total != offsets.numel() - 1:
+        raise ValueError(
+            f"{argument} adds up to {total} bags, but the offsets are those of "
+            f"{offsets.numel() - 1}"
+        )
+    for name in ("vbe_output", "vbe_output_offsets"):
+        if forward_arguments.get(name) is not None:
+            raise NotImplementedError(f"tables {tables}: {name} is not supported; leave it out")
 
 
 def make_variable_batch(

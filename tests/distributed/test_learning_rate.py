@@ -85,6 +85,25 @@ def test_every_order_of_a_loop(loop, scheduler) -> None:
     assert len(set(used)) == STEPS
 
 
+def _there_and_back() -> float:
+    sharded = _sharded()
+    optimizer = sharded.fused_optimizer
+    module = next(iter(models.modules_by_table(sharded).values()))
+    first, second, _ = models.batches(3)
+    sharded(first.of_rank(0, 1)).backward()
+    for rate in (0.5, 0.1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        if rate == 0.5:
+            optimizer.zero_grad()
+    sharded(second.of_rank(0, 1)).backward()
+    return module.get_learning_rate()
+
+
+def test_a_rate_that_comes_back_between_two_updates() -> None:
+    assert run_on_ranks(1, _there_and_back) == [0.1]
+
+
 def _warm_up() -> tuple[list[float], list[float]]:
     sharded = _sharded()
     optimizer = WarmupOptimizer(

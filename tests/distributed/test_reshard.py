@@ -47,7 +47,6 @@ def _train(optimizer: OptimType, sharding_type: str, tables: tuple[str, ...]) ->
         if number == STEPS // 2:
             for group in sharded.fused_optimizer.param_groups:
                 group["lr"] = 0.03
-            sharded.fused_optimizer.step()
         if number == STEPS // 2 and tables:
             plan = sharded.plan.plan["ebc"]
             changed = {table: _moved(plan[table], ranks) for table in tables}

@@ -64,6 +64,16 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
     def state(self, state: dict[Any, dict[str, Any]]) -> None:
         self._state = state
 
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Hands on the learning rate, as TorchRec does."""
+        super().zero_grad(set_to_none)
+        self.module.follow_learning_rate(self)  # what was handed on counts as seen
+
+    def step(self, closure: Any = None) -> None:
+        """Hands on the learning rate, as TorchRec does."""
+        super().step(closure)
+        self.module.follow_learning_rate(self)
+
     def post_load_state_dict(self) -> None:
         """Goes on from the loaded clock."""
         step = int(self.module.iter) if self.stated_step is None else self.stated_step

@@ -58,6 +58,7 @@ def take_snapshot(collection: Any) -> Snapshot:
     tables: dict[str, TableSnapshot] = {}
     for part in _parts(collection):
         part.module.flush()
+        part.module.pull_learning_rate()  # of a scheduler, say, since the last update
         states = part.module.split_optimizer_states()
         for config, of_table in zip(part.tables, states, strict=True):
             entry = tables.setdefault(
