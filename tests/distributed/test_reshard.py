@@ -20,12 +20,14 @@ STEPS = 6
 
 
 def _sharded(
-    optimizer: OptimType, sharding_type: str
+    optimizer: OptimType, sharding_type: str, tables: tuple = models.BAG_TABLES
 ) -> tuple[models.DistributedModelParallel, EmbeddingBagCollectionSharder]:
-    model = models.Model()
+    model = models.Model(tables)
     sharder = EmbeddingBagCollectionSharder({"optimizer": optimizer, **HYPERPARAMETERS[optimizer]})
-    sharded = models.shard(model, [sharder], models.plan_for(model, [sharder], sharding_type))
-    models.write_weights(sharded, models.initial_weights(models.BAG_TABLES))
+    sharded = models.shard(
+        model, [sharder], models.plan_for(model, [sharder], sharding_type, tables)
+    )
+    models.write_weights(sharded, models.initial_weights(tables))
     return sharded, sharder
 
 
@@ -90,3 +92,23 @@ def test_training_goes_on_with_the_same_bits(optimizer, sharding_type, tables) -
         assert each["clocks"] <= {STEPS} and each["rates"] <= {0.03}
     places = [{key for key in each["states"] if key[0] == "t0"} for each in moved]
     assert places == [{key for key in each["states"] if key[0] == "t0"} for each in stayed[::-1]]
+
+
+def _reshard_after_one_rank_changed_its_rate() -> str:
+    sharded, sharder = _sharded(OptimType.FTRL, "table_wise", models.SUM_TABLES)
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    for module in set(models.modules_by_table(sharded).values()):
+        module.set_learning_rate(0.1 * (1 + rank))
+    plan = sharded.plan.plan["ebc"]
+    together = next(table for table in ("t0", "t2") if plan[table].ranks != plan["t1"].ranks)
+    changed = {together: _moved(plan[together], ranks)}
+    try:
+        sharder.reshard(sharded.module.ebc, changed, sharded._env, torch.device("cpu"))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_tables_that_come_together_must_have_been_trained_alike() -> None:
+    messages = run_on_ranks(2, _reshard_after_one_rank_changed_its_rate)
+    assert any("are updated together now, but had different" in each for each in messages)

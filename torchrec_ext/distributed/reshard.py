@@ -97,12 +97,23 @@ def restore(snapshot: Snapshot, collection: Any, process_group: dist.ProcessGrou
             process_group,
         )
     for part in _parts(collection):
-        entries = [known[config.name] for config in part.tables if config.name in known]
-        if entries:
-            part.module.update_hyper_parameters(entries[0].hyperparameters)
-            part.module.set_optimizer_step(entries[0].step)
+        entry = _common_entry({c.name: known[c.name] for c in part.tables if c.name in known})
+        if entry is not None:
+            part.module.update_hyper_parameters(entry.hyperparameters)
+            part.module.set_optimizer_step(entry.step)
             for group in part.param_groups:
                 group["lr"] = part.module.get_learning_rate()
+
+
+def _common_entry(entries: Mapping[str, TableSnapshot]) -> TableSnapshot | None:
+    """How tables that one module has now were trained."""
+    trained = [(entry.step, entry.hyperparameters) for entry in entries.values()]
+    if any(each != trained[0] for each in trained[1:]):
+        raise RuntimeError(
+            f"tables {list(entries)} are updated together now, but had different steps or "
+            f"hyperparameters before: {trained}; set the same on every rank before reshard()"
+        )
+    return next(iter(entries.values()), None)
 
 
 def _parts(collection: Any) -> Iterator[FusedOptimizer]:
