@@ -62,6 +62,31 @@ inline void check_inside(const char* what, size_t table, int64_t offset, int64_t
                   " begins in the first buffer and ends in the second");
 }
 
+// Every table's weights, in a buffer of `first_size` elements and one of `second_size`.
+inline void check_weights_inside(const Layout& layout, int64_t first_size,
+                                 int64_t second_size = 0) {
+  for (size_t t = 0; t < layout.tables.size(); ++t) {
+    const Table& table = layout.tables[t];
+    check_inside("weights", t, table.weights_offset, table.rows * table.dim, first_size,
+                 second_size);
+  }
+}
+
+// The same for state k.
+inline void check_state_inside(const Layout& layout, const StateInfo& info, size_t k,
+                               int64_t first_size, int64_t second_size = 0) {
+  for (size_t t = 0; t < layout.tables.size(); ++t) {
+    const Table& table = layout.tables[t];
+    const int64_t size = info.rowwise ? table.rows : table.rows * table.dim;
+    check_inside(info.name, t, table.state_offsets[k], size, first_size, second_size);
+  }
+}
+
+inline void check_state_count(const char* what, size_t states,
+                              const std::vector<StateInfo>& infos) {
+  STD_TORCH_CHECK(states == infos.size(), states, " ", what, ", expected ", infos.size());
+}
+
 // Reads table_layout, int64 [tables, 3 + states]: rows, dim, offset in the weights and in each state.
 inline Layout read_tables(const Tensor& table_layout, int64_t states) {
   check_tensor("table_layout", table_layout, ScalarType::Long, 2);

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrec_ext import ops
-from torchrec_ext.optimizers import OptimizerSpec, spec_of
+from torchrec_ext import cuda, ops
+from torchrec_ext.optimizers import OptimizerSpec, State, spec_of
 
 _WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: The key of a parameter's completed updates among its states, as in torch.optim.
@@ -26,12 +26,12 @@ def initial_states(
         parameter: ``[rows, ...]``; a parameter of one dimension is one row.
         hyperparameters: All of them.
     """
-    rows, dim = _shape(parameter)
     states: dict[str, Tensor] = {STEP: torch.zeros((), dtype=torch.int64)}
     for state in spec.states_for(hyperparameters):
-        shape = (rows,) if state.rowwise else tuple(parameter.shape)
         value = spec.initial_value(state, hyperparameters)
-        states[state.name] = torch.full(shape, value, dtype=torch.float32, device=parameter.device)
+        states[state.name] = torch.full(
+            _state_shape(state, parameter), value, dtype=state.dtype, device=parameter.device
+        )
     return states
 
 
@@ -132,11 +132,11 @@ def _shapes(
     spec: OptimizerSpec, parameter: Tensor, group: Mapping[str, Any]
 ) -> dict[str, tuple[int, ...]]:
     states = spec.states_for({**spec.resolve({"lr": 1.0}), **group})
-    rows, _ = _shape(parameter)
-    return {
-        STEP: (),
-        **{each.name: (rows,) if each.rowwise else tuple(parameter.shape) for each in states},
-    }
+    return {STEP: (), **{state.name: _state_shape(state, parameter) for state in states}}
+
+
+def _state_shape(state: State, parameter: Tensor) -> tuple[int, ...]:
+    return (_shape(parameter)[0],) if state.rowwise else tuple(parameter.shape)
 
 
 def _shape(parameter: Tensor) -> tuple[int, int]:
@@ -166,10 +166,11 @@ def check_update(
             f"a parameter of shape {shape} has the states {sorted(states)}, but its group's "
             f"hyperparameters now need {needed}; set them before the first step"
         )
-    if parameter.is_cuda and (_shape(parameter)[1] % 4 != 0 or _shape(parameter)[1] > 2048):
+    _, dim = _shape(parameter)
+    if parameter.is_cuda and (dim % cuda.COLUMNS_PER_LANE != 0 or dim > cuda.MAX_DIM):
         raise ValueError(
-            f"a parameter of shape {shape} has rows of {_shape(parameter)[1]} elements; on CUDA "
-            "they are multiples of 4 up to 2048"
+            f"a parameter of shape {shape} has rows of {dim} elements; on CUDA they are multiples "
+            f"of {cuda.COLUMNS_PER_LANE} up to {cuda.MAX_DIM}"
         )
     if parameter.dtype not in _WEIGHT_DTYPES:
         raise ValueError(

@@ -24,7 +24,6 @@ CUDA_LOCATIONS = (
     EmbeddingLocation.MANAGED,
     EmbeddingLocation.MANAGED_CACHING,
 )
-MAX_DIM_ON_CUDA = 2048
 
 # Keywords of FBGEMM's constructor that belong to its optimizers. They never reach FBGEMM: the
 # chosen optimizer's spec has them, or they are an error.
@@ -185,9 +184,9 @@ def _check_placement(name: str, dim: int, location: Any, device: ComputeDevice) 
             f"table {name!r} is on {device}, but {missing}; {cuda.HOW_TO_BUILD}, or use "
             "ComputeDevice.CPU with EmbeddingLocation.HOST"
         )
-    if dim > MAX_DIM_ON_CUDA:
+    if dim > cuda.MAX_DIM:
         raise ValueError(
-            f"table {name!r} has dim {dim}; on CUDA dims are at most {MAX_DIM_ON_CUDA}: split it "
+            f"table {name!r} has dim {dim}; on CUDA dims are at most {cuda.MAX_DIM}: split it "
             "by column-wise sharding"
         )
     if location not in CUDA_LOCATIONS:

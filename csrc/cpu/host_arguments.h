@@ -63,15 +63,11 @@ void check_gradient(const Tensor& gradient, const Layout& layout, const Batch<In
 
 inline std::vector<float*> read_states(const Layout& layout, const std::vector<StateInfo>& infos,
                                        const std::vector<Tensor>& states) {
-  STD_TORCH_CHECK(states.size() == infos.size(), states.size(), " states, expected ", infos.size());
+  check_state_count("states", states.size(), infos);
   std::vector<float*> pointers;
   for (size_t k = 0; k < infos.size(); ++k) {
     check_tensor(infos[k].name, states[k], ScalarType::Float, 1);
-    for (size_t t = 0; t < layout.tables.size(); ++t) {
-      const Table& table = layout.tables[t];
-      check_inside(infos[k].name, t, table.state_offsets[k],
-                   infos[k].rowwise ? table.rows : table.rows * table.dim, states[k].numel());
-    }
+    check_state_inside(layout, infos[k], k, states[k].numel());
     pointers.push_back(states[k].mutable_data_ptr<float>());
   }
   return pointers;
@@ -79,10 +75,7 @@ inline std::vector<float*> read_states(const Layout& layout, const std::vector<S
 
 inline void check_weights(const Layout& layout, const Tensor& weights) {
   check_tensor("weights", weights, weights.scalar_type(), 1);
-  for (size_t t = 0; t < layout.tables.size(); ++t) {
-    const Table& table = layout.tables[t];
-    check_inside("weights", t, table.weights_offset, table.rows * table.dim, weights.numel());
-  }
+  check_weights_inside(layout, weights.numel());
 }
 
 // Lookups that sort_lookups sorted, or nothing where the list is empty.

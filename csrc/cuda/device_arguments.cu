@@ -57,12 +57,7 @@ Weights<Weight> read_weights(const TableArguments& arguments, const Layout& layo
   const ScalarType dtype = first.scalar_type();
   check_tensor("weights", first, dtype, 1, &first);
   check_aligned("weights", first);
-  const int64_t managed_size = size_of(arguments.managed_weights);
-  for (size_t t = 0; t < layout.tables.size(); ++t) {
-    const Table& table = layout.tables[t];
-    check_inside("weights", t, table.weights_offset, table.rows * table.dim, first.numel(),
-                 managed_size);
-  }
+  check_weights_inside(layout, first.numel(), size_of(arguments.managed_weights));
   Weights<Weight> weights{};
   weights.buffers = {first.mutable_data_ptr<Weight>(), first.numel(), nullptr};
   if (arguments.managed_weights.has_value()) {
@@ -93,10 +88,11 @@ std::vector<Buffers<float>> read_states(const Layout& layout, const std::vector<
                                         const std::vector<Tensor>& states,
                                         const std::optional<std::vector<Tensor>>& managed_states,
                                         const Tensor& like) {
-  STD_TORCH_CHECK(states.size() == infos.size(), states.size(), " states, expected ", infos.size());
+  check_state_count("states", states.size(), infos);
   const bool managed = managed_states.has_value();
-  STD_TORCH_CHECK(!managed || managed_states->size() == infos.size(), managed_states->size(),
-                  " managed states, expected ", infos.size());
+  if (managed) {
+    check_state_count("managed states", managed_states->size(), infos);
+  }
   std::vector<Buffers<float>> buffers;
   for (size_t k = 0; k < infos.size(); ++k) {
     check_tensor(infos[k].name, states[k], ScalarType::Float, 1, &like);
@@ -105,12 +101,8 @@ std::vector<Buffers<float>> read_states(const Layout& layout, const std::vector<
       check_tensor(infos[k].name, (*managed_states)[k], ScalarType::Float, 1, &like);
       check_aligned(infos[k].name, (*managed_states)[k]);
     }
-    for (size_t t = 0; t < layout.tables.size(); ++t) {
-      const Table& table = layout.tables[t];
-      check_inside(infos[k].name, t, table.state_offsets[k],
-                   infos[k].rowwise ? table.rows : table.rows * table.dim, states[k].numel(),
-                   managed ? (*managed_states)[k].numel() : 0);
-    }
+    check_state_inside(layout, infos[k], k, states[k].numel(),
+                       managed ? (*managed_states)[k].numel() : 0);
     buffers.push_back({states[k].mutable_data_ptr<float>(), states[k].numel(),
                        managed ? (*managed_states)[k].mutable_data_ptr<float>() : nullptr});
   }
@@ -143,8 +135,7 @@ GradientSource read_gradient(const Tensor& gradient, float max_gradient) {
 Lookups take_lookups(Scratch& scratch, int64_t count, const Layout& layout, bool has_scales) {
   Lookups lookups{};
   lookups.wide_keys = layout.total_rows > int64_t{std::numeric_limits<uint32_t>::max()};
-  lookups.keys = lookups.wide_keys ? static_cast<void*>(scratch.take<uint64_t>(count))
-                                   : static_cast<void*>(scratch.take<uint32_t>(count));
+  lookups.keys = scratch.take_keys(count, lookups.wide_keys);
   lookups.positions = scratch.take<uint32_t>(count);
   lookups.sources = scratch.take<uint32_t>(count);
   lookups.scales = has_scales ? scratch.take<float>(count) : nullptr;

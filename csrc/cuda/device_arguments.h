@@ -27,6 +27,12 @@ class Scratch {
     return static_cast<Value*>(tensors_.back().mutable_data_ptr());
   }
 
+  // Numbers of rows: uint64 where wide, else uint32.
+  void* take_keys(int64_t count, bool wide) {
+    return wide ? static_cast<void*>(take<uint64_t>(count))
+                : static_cast<void*>(take<uint32_t>(count));
+  }
+
  private:
   const Tensor& like_;
   std::deque<Tensor> tensors_;

@@ -20,8 +20,7 @@ const int64_t* read_step_scalars(const std::optional<Tensor>& step_scalars, size
 SortBuffers take_sort_buffers(Scratch& scratch, int64_t count, const Lookups& lookups,
                               int64_t total_rows) {
   SortBuffers buffers{};
-  buffers.keys = lookups.wide_keys ? static_cast<void*>(scratch.take<uint64_t>(count))
-                                   : static_cast<void*>(scratch.take<uint32_t>(count));
+  buffers.keys = scratch.take_keys(count, lookups.wide_keys);
   buffers.positions = scratch.take<uint32_t>(count);
   buffers.begins = scratch.take<uint32_t>(count);
   buffers.count = scratch.take<int64_t>(1);
@@ -37,14 +36,6 @@ StoredSums take_stored_sums(Scratch& scratch, int64_t lookups, int64_t max_dim) 
   }
   return stored;
 }
-
-// Everything on the device that does not depend on the weights' dtype.
-struct SortedBatch {
-  DeviceLayout layout;
-  Segments segments;
-  GradientSource source;
-  StoredSums stored;
-};
 
 template <class Index>
 SortedBatch sort_batch(const Queue& queue, Scratch& scratch, const Layout& layout,
@@ -91,22 +82,19 @@ void fused_update_cuda(Tensor grad_output, Tensor weights, std::vector<Tensor> s
         read_batch<Index>(layout, {indices, offsets, per_sample_weights, feature_bags,
                                    gradient_offsets, pooling_from(pooling_mode), &weights});
     check_gradient_shape(grad_output, layout, batch);
-    UpdateTask<Weight> task{};
-    task.weights = read_weights<Weight>(tables, layout, batch.lookups);
+    const auto placed = read_weights<Weight>(tables, layout, batch.lookups);
     if (batch.lookups == 0) {
       return;
     }
     const CurrentQueue queue(weights);
     Scratch scratch(weights);
     const Tensor gradient = readable_gradient(grad_output, weights);
-    const SortedBatch sorted = sort_batch(queue.get(), scratch, layout, on_device, batch, gradient,
-                                          arguments.options.max_gradient);
-    task.layout = sorted.layout;
-    task.segments = sorted.segments;
-    task.source = sorted.source;
-    task.stored = sorted.stored;
+    UpdateTask<Weight> task{sort_batch(queue.get(), scratch, layout, on_device, batch, gradient,
+                                       arguments.options.max_gradient),
+                            placed,
+                            {},
+                            layout.max_dim};
     std::copy(buffers.begin(), buffers.end(), task.states);
-    task.max_dim = layout.max_dim;
     update_rows(queue.get(), task, arguments.options, scalars, scratch.take<char>(kStepSize));
   });
 }

@@ -13,13 +13,17 @@
 
 namespace torchrec_ext::cuda {
 
-// Everything that the update of a batch's rows reads, but for the optimizer and the rounding.
-template <class Weight>
-struct UpdateTask {
+// A batch's lookups and gradients, sorted by row.
+struct SortedBatch {
   DeviceLayout layout;
   Segments segments;
   GradientSource source;
   StoredSums stored;
+};
+
+// Everything that the update of a batch's rows reads, but for the optimizer and the rounding.
+template <class Weight>
+struct UpdateTask : SortedBatch {
   Weights<Weight> weights;
   Buffers<float> states[kMaxStates];
   int64_t max_dim;

@@ -47,7 +47,7 @@ def _problems(
         yield f"table {table!r}: the checkpoint has no states under {key!r}, which {name} needs"
         return
     found = given[key]
-    expected = {state: _shape(value) for state, value in own.items()}
+    expected = {state: global_shape(value) for state, value in own.items()}
     if found.keys() != expected.keys():
         yield (
             f"table {table!r}: the checkpoint has the states {state_names(found)}, but {name} has "
@@ -55,14 +55,14 @@ def _problems(
         )
         return
     for state, shape in expected.items():
-        if _shape(found[state]) != shape:
+        if global_shape(found[state]) != shape:
             yield (
                 f"table {table!r}: state {state_names([state])[0]!r} has shape "
-                f"{_shape(found[state])} in the checkpoint, expected {shape}"
+                f"{global_shape(found[state])} in the checkpoint, expected {shape}"
             )
 
 
-def _shape(value: Any) -> tuple[int, ...] | None:
+def global_shape(value: Any) -> tuple[int, ...] | None:
     """Of a tensor of one rank, or of the whole that ranks have shards of."""
     if isinstance(value, ShardedTensor):
         return tuple(value.metadata().size)  # its size() warns that there is a newer class

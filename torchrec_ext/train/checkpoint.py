@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from torchrec_ext.command.errors import AgreedError, UserError
 from torchrec_ext.command.ranks import Ranks
+from torchrec_ext.distributed.checkpoint_checks import global_shape
 from torchrec_ext.train import checkpoint_folder
 from torchrec_ext.train.config import CheckpointConfig, Config
 from torchrec_ext.train.data import Split
@@ -219,7 +219,7 @@ def _check_sizes(
     for parameter, states in state["optimizer"]["state"].items():
         for name, value in states.items():
             stored = getattr(found.get(f"optimizer.state.{parameter}.{name}"), "size", None)
-            size = _size(value)
+            size = global_shape(value)
             if stored is not None and tuple(stored) != size:
                 table = parameter.split(".")[-2]
                 raise UserError(
@@ -229,11 +229,6 @@ def _check_sizes(
                     f"row and column shard; set sharding.tables.{table} to what it was, or start "
                     f"{saved.world_size} rank(s) as before"
                 )
-
-
-def _size(value: Any) -> tuple[int, ...]:
-    # ShardedTensor.size() warns that there is a newer class.
-    return tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.size())
 
 
 def _sharding(plan: ShardingPlan) -> dict[str, str]:
