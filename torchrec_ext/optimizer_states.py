@@ -133,6 +133,11 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
     def _flat_weights(self) -> Tensor:
         return getattr(self, f"weights_{self._buffers_kind}")
 
+    def place_of_weights(self, table: int) -> tuple[Tensor, int]:
+        """The flat buffer that a table's weights are in, and where they begin there."""
+        kind = "uvm" if self._is_managed("weights", table) else self._buffers_kind
+        return getattr(self, f"weights_{kind}"), self.weights_physical_offsets[table]
+
     def _state_buffers(self, kind: str | None = None) -> list[Tensor]:
         return [
             getattr(self, f"{state.name}_{kind or self._buffers_kind}") for state in self._states

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, PoolingType
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
@@ -216,7 +217,7 @@ def read_states(model: DistributedModelParallel) -> dict[str, list[Any]]:
         key: _parts(sharded)
         for states in model.fused_optimizer.state_dict()["state"].values()
         for key, sharded in states.items()
-        if not key.endswith(".step")
+        if isinstance(sharded, ShardedTensor)
     }
 
 
@@ -295,28 +296,40 @@ def train_unsharded(
     weights = {name: w.double() for name, w in initial_weights(tables).items()}
     states: dict[str, dict[str, torch.Tensor]] = {table.name: {} for table in tables}
     for number, step in enumerate(steps, start=1):
-        leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
-        loss = torch.zeros((), dtype=torch.float64)
-        for table in tables:
-            for feature in table.features:
-                for bag, factors in zip(step.rows[feature], step.weights[feature], strict=True):
-                    rows = leaves[table.name][bag]
-                    if weighted:
-                        rows = rows * torch.tensor(factors, dtype=torch.float64).unsqueeze(1)
-                    if pooled:
-                        rows = rows.sum(0)
-                        if table.pooling == PoolingType.MEAN:
-                            rows = rows / max(len(bag), 1)
-                    loss = loss + loss_of(rows)
-        (loss * gradient_scale / BATCH_SIZE).backward()
+        gradients = gradients_of(step, weights, tables, pooled, weighted)
         for table in tables:
             bags = [bag for feature in table.features for bag in step.rows[feature]]
             touched = sorted({row for bag in bags for row in bag})
             state = states[table.name]
-            gradient = leaves[table.name].grad
+            gradient = gradients[table.name] * gradient_scale
             part = functools.partial(update[table.name], step=number)
             _update_rows(weights[table.name], gradient, touched, state, part)
     return weights
+
+
+def gradients_of(
+    step: Lookups,
+    weights: Mapping[str, torch.Tensor],
+    tables: Sequence[Table],
+    pooled: bool = True,
+    weighted: bool = False,
+) -> dict[str, torch.Tensor]:
+    """The gradients of the mean loss over a batch, in float64."""
+    leaves = {name: w.clone().requires_grad_() for name, w in weights.items()}
+    loss = torch.zeros((), dtype=torch.float64)
+    for table in tables:
+        for feature in table.features:
+            for bag, factors in zip(step.rows[feature], step.weights[feature], strict=True):
+                rows = leaves[table.name][bag]
+                if weighted:
+                    rows = rows * torch.tensor(factors, dtype=torch.float64).unsqueeze(1)
+                if pooled:
+                    rows = rows.sum(0)
+                    if table.pooling == PoolingType.MEAN:
+                        rows = rows / max(len(bag), 1)
+                loss = loss + loss_of(rows)
+    names, inputs = zip(*leaves.items(), strict=True)
+    return dict(zip(names, torch.autograd.grad(loss / BATCH_SIZE, inputs), strict=True))
 
 
 def _update_rows(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from torchrec_ext import OptimType
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder
@@ -50,6 +51,12 @@ def _load(written: Any, read: Any, edit: str = "") -> str:
     if edit == "missing table":
         del state_dict["state"][key]
         state_dict["state"]["other"] = {}
+    elif edit == "extra":
+        state_dict["state"][key]["t0.extra"] = torch.zeros(3)
+    elif edit == "elsewhere":
+        states = state_dict["state"][key]
+        accum = next(name for name in states if name.endswith(".accum"))
+        states[accum] = torch.zeros(states[accum].metadata().size)
     elif edit:
         states = state_dict["state"][key]
         name = next(name for name in states if name.endswith(edit))
@@ -69,10 +76,16 @@ def _load(written: Any, read: Any, edit: str = "") -> str:
             FTRL,
             ADAGRAD,
             "",
-            r"has the states \['momentum1', 'accum'\], but OptimType.EXACT_ADAGRAD",
+            r"written with OptimType.FTRL, but the table has OptimType.EXACT_ADAGRAD",
         ),
-        (ADAGRAD, FTRL, "", r"has the states \['momentum1'\], but OptimType.FTRL has"),
-        (OptimType.LAMB, FTRL, "", r"\['momentum1', 'exp_avg_sq', 'step'\], but OptimType.FTRL"),
+        (ADAGRAD, FTRL, "", r"written with OptimType.EXACT_ADAGRAD, but the table has"),
+        (
+            FTRL,
+            FTRL,
+            "extra",
+            r"has the states \['momentum1', 'accum', 'extra'\], but OptimType.FTRL",
+        ),
+        (FTRL, FTRL, "elsewhere", r"state 'accum' is sharded in another way than here"),
         (
             EmbOptimType.EXACT_ADAGRAD,
             FTRL,
@@ -97,6 +110,7 @@ def _fbgemms(written: Any, read: Any) -> bool:
             state.local_shards()[0].tensor
             for states in sharded.fused_optimizer.state_dict()["state"].values()
             for state in states.values()
+            if isinstance(state, ShardedTensor)
         ]
         for sharded in (target, source)
     )

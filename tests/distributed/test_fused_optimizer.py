@@ -125,6 +125,7 @@ def test_state_dict_has_every_state_of_every_table_under_torchrecs_keys(optimize
     names[:1] = ["momentum1"] if names else []
     if spec.saves_step(spec.resolve({})):
         names.append("step")
+    names.append(f"{optimizer.name}_hyperparameters")
     expected = {
         f"{prefix}.{table}.weight": [f"{table}.{name}" for name in names]
         for table in ("t0", "t1", "t2")

@@ -230,18 +230,6 @@ def test_mean_pooling_under_grid_shard_is_refused():
         run_on_ranks(2, build)
 
 
-def test_a_row_wise_state_on_a_grid_of_whole_columns_is_refused():
-    def build() -> None:
-        model = models.Model(models.SUM_TABLES)
-        sharder = EmbeddingBagCollectionSharder(
-            {"optimizer": OptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.1}
-        )
-        models.shard(model, [sharder], models.plan_for(model, [sharder], "grid_shard"))
-
-    with pytest.raises(PlanError, match=r"^table 't2': 1 rows"):
-        run_on_ranks(2, build)
-
-
 def test_a_width_that_fbgemm_cannot_look_up_is_refused_by_table():
     def build() -> None:
         tables = (models.BAG_TABLES[0], models.Table("odd", 8, 6, ("f1",)))

@@ -6,6 +6,7 @@ states of one name but another optimizer's are taken without a word.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.optim.keyed import KeyedOptimizer
 
+from torchrec_ext.distributed.description import Description, described_optimizer
 from torchrec_ext.distributed.fused_optimizer import FusedOptimizer, ours_in, state_names
+from torchrec_ext.distributed.saved_form import SavedTable
 
 
 def check_states(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> None:
@@ -25,40 +28,113 @@ def check_states(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> No
 
     Raises:
         ValueError: Names each table and state that does not fit, with what was expected and found.
+
+    Warns:
+        UserWarning: Hyperparameters differ from those that the states were written with.
     """
-    key_of = {id(weight): key for key, weight in optimizer.params.items()}
     given = state_dict.get("state", {})
-    problems = [
-        problem
-        for part in ours_in(optimizer)
-        for weight, own in part.state.items()
-        for problem in _problems(part, own, key_of[id(weight)], given)
-    ]
+    problems: list[str] = []
+    differences: dict[str, list[str]] = {}
+    for part, weight, key in parameters_of_ours(optimizer):
+        if not part.has_saved_form:
+            continue
+        found = _problems(part, weight, key, given)
+        problems += found
+        if not found:
+            for difference in _differences(part.description(weight), given[key]):
+                differences.setdefault(difference, []).append(part.saved_tables[weight].name)
     if problems:
         raise ValueError("nothing was loaded:\n" + "\n".join(problems))
+    for difference, tables in differences.items():
+        warnings.warn(f"tables {tables}: {difference}", stacklevel=4)
 
 
-def _problems(
-    part: FusedOptimizer, own: Mapping[str, Any], key: str, given: Mapping[str, Any]
-) -> Iterator[str]:
-    table = key.removesuffix(".weight").rpartition(".")[2]
-    name = f"OptimType.{part.module.optim_type.name}"
-    if key not in given:
-        yield f"table {table!r}: the checkpoint has no states under {key!r}, which {name} needs"
-        return
-    found = given[key]
-    expected = {state: global_shape(value) for state, value in own.items()}
-    if found.keys() != expected.keys():
-        yield (
-            f"table {table!r}: the checkpoint has the states {state_names(found)}, but {name} has "
-            f"{state_names(expected)}; it was written with another optimizer or other settings"
+def parameters_of_ours(optimizer: KeyedOptimizer) -> Iterator[tuple[FusedOptimizer, Any, str]]:
+    """Every table of ours: its optimizer, its parameter and the parameter's key."""
+    key_of = {id(weight): key for key, weight in optimizer.params.items()}
+    for part in ours_in(optimizer):
+        for weight in part.saved_tables:
+            yield part, weight, key_of[id(weight)]
+
+
+def name_problem(own: Description, table: str, found: list[str]) -> str | None:
+    """What is wrong with the names that a checkpoint has for a table, if anything.
+
+    Args:
+        own: What the table would be saved as.
+        table: Its name.
+        found: The checkpoint's names, without the table's before them.
+    """
+    optimizer = f"OptimType.{own.optimizer.name}"
+    written = [each for name in found if (each := described_optimizer(name)) is not None]
+    if written and written != [own.optimizer]:
+        return (
+            f"table {table!r}: the checkpoint was written with OptimType.{written[0].name}, but "
+            f"the table has {optimizer}"
         )
-        return
-    for state, shape in expected.items():
-        if global_shape(found[state]) != shape:
+    states = [name for name in found if described_optimizer(name) is None]
+    if set(states) != set(own.state_names):
+        return (
+            f"table {table!r}: the checkpoint has the states {states}, but {optimizer} has "
+            f"{own.state_names}; it was written with another optimizer or other settings"
+        )
+    return None
+
+
+def size_problem(own: Description, table: str, name: str, size: Any) -> str | None:
+    """What is wrong with the size that a checkpoint has for a state, if anything."""
+    state = own.states.get(name)
+    if state is None or size in own.sizes(state):
+        return None
+    return (
+        f"table {table!r}: state {name!r} has shape {size} in the checkpoint, expected "
+        f"{own.sizes(state)[0]}"
+    )
+
+
+def _problems(part: FusedOptimizer, weight: Any, key: str, given: Mapping[str, Any]) -> list[str]:
+    own, table = part.description(weight), part.saved_tables[weight]
+    if key not in given:
+        return [
+            f"table {table.name!r}: the checkpoint has no states under {key!r}, which "
+            f"OptimType.{own.optimizer.name} needs"
+        ]
+    found = dict(zip(state_names(given[key]), given[key].values(), strict=True))
+    stated = [] if part.stated_step is None else ["step"]
+    problem = name_problem(own, table.name, [*found, *stated])
+    if problem is not None:
+        return [problem]
+    sizes = [size_problem(own, table.name, name, global_shape(found[name])) for name in own.states]
+    problems = [problem for problem in sizes if problem is not None]
+    return problems or _misplaced(table, found, own)
+
+
+def _misplaced(table: SavedTable, found: Mapping[str, Any], own: Description) -> list[str]:
+    """A state dict in memory that another plan made: TorchRec would copy shard by shard."""
+    return [
+        f"table {table.name!r}: state {name!r} is sharded in another way than here; save it with "
+        "torch.distributed.checkpoint and load it from there"
+        for name in own.states
+        if not table.has_places_of(name, found[name])
+    ]
+
+
+def _differences(own: Description, given: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in given.items():
+        name = key.rpartition(".")[2]
+        if described_optimizer(name) is None:
+            continue
+        saved = Description.from_tensor(name, value)
+        before = own.hyperparameters if saved is None else saved.hyperparameters
+        changed = [
+            f"{each} was {before.get(each)!r} and is {own.hyperparameters.get(each)!r}"
+            for each in dict.fromkeys([*own.hyperparameters, *before])
+            if before.get(each) != own.hyperparameters.get(each)
+        ]
+        if changed:
             yield (
-                f"table {table!r}: state {state_names([state])[0]!r} has shape "
-                f"{global_shape(found[state])} in the checkpoint, expected {shape}"
+                f"the checkpoint was written with other hyperparameters: {'; '.join(changed)} now; "
+                "hyperparameters are not loaded"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,18 +11,33 @@ from torchrec.distributed.batched_embedding_kernel import EmbeddingFusedOptimize
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
 
+from torchrec_ext.distributed.description import STEP, Description
+from torchrec_ext.distributed.saved_form import SavedTable
 from torchrec_ext.optimizer_clock import check_step
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
-_STEP = ".step"
+_STEP = f".{STEP}"
+_states_hidden = False
+
+
+@contextlib.contextmanager
+def states_hidden() -> Iterator[None]:
+    """While open, optimizers look as if they had no states, to what would move some of them."""
+    global _states_hidden
+    before, _states_hidden = _states_hidden, True
+    try:
+        yield
+    finally:
+        _states_hidden = before
 
 
 class FusedOptimizer(EmbeddingFusedOptimizer):
     """The fused optimizer of one group of tables.
 
-    Where the optimizer's update depends on the step clock, every table has the state
-    ``<table>.step``: the completed updates, int64 ``[1]``, the same on every rank and for every
-    sharding plan.
+    ``state`` has every table in the form of checkpoints, see
+    :mod:`torchrec_ext.distributed.saved_form`. Where the optimizer's update depends on the step
+    clock, every table has the state ``<table>.step``: the completed updates, int64 ``[1]``, the
+    same on every rank and for every sharding plan.
 
     The learning rate in ``param_groups`` is read when an update runs, so that every order of a
     scheduler's ``step()``, ``zero_grad()``, backward and ``step()`` has the one of its moment.
@@ -35,44 +51,87 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
         config: GroupedEmbeddingConfig,
         module: TableBatchedEmbeddingBags,
         pg: dist.ProcessGroup | None,
+        of_table: tuple[str, Any] | None = None,
     ) -> None:
-        """Reads the module's states; see ``EmbeddingFusedOptimizer``."""
+        """Reads the module's states; see ``EmbeddingFusedOptimizer``.
+
+        Args:
+            config: The group of tables.
+            module: Theirs.
+            pg: The ranks of the plan.
+            of_table: A table's name and parameter, for an optimizer of that table alone, which the
+                module does not follow.
+        """
         self.module = module
         self.tables = config.embedding_tables
         self.stated_step: int | None = None
-        super().__init__(config, module, pg)
-        module.follow_learning_rate(self)
         # By parameter, because TorchRec puts prefixes before the names in ``params`` later on.
+        self.saved_tables: dict[Any, SavedTable] = {}
         self.step_names: dict[Any, str] = {}
-        if module.saves_step:
-            for name, weight in self.params.items():
-                self.step_names[weight] = name.removesuffix(".weight") + _STEP
-                self._state[weight][self.step_names[weight]] = module.iter
+        self.is_dtensor = self.tables[0].dtensor_metadata is not None
+        table, weight = of_table or (None, None)
+        # TorchRec's form of states, for which it cannot describe ``[rows]`` states of every plan.
+        nothing: list[dict[str, Any]] = [{} for _ in self.tables]
+        super().__init__(
+            config, module, pg, table, weight, None, None if self.is_dtensor else nothing
+        )
+        self._is_followed = of_table is None
+        self._follow()
+        states = module.split_optimizer_states()
+        for name, weight in self.params.items():
+            own = table or name.removesuffix(".weight")
+            self.saved_tables[weight] = SavedTable.of(own, self.tables, states, module, pg)
+            if module.saves_step:
+                self.step_names[weight] = own + _STEP
+
+    def _follow(self) -> None:
+        if self._is_followed:
+            self.module.follow_learning_rate(self)
 
     @property
     def state(self) -> Mapping[Any, Any]:
         """The states by parameter, every row up to date; without ``step`` while one is stated."""
         self.module.flush()
-        if self.stated_step is None:
-            return self._state
-        return {
-            weight: {name: value for name, value in states.items() if not name.endswith(_STEP)}
-            for weight, states in self._state.items()
-        }
+        return {weight: self._states_of(weight) for weight in self.saved_tables}
 
     @state.setter
     def state(self, state: dict[Any, dict[str, Any]]) -> None:
         self._state = state
 
+    @property
+    def has_saved_form(self) -> bool:
+        """Whether ``state`` is in the form of checkpoints of ours now."""
+        return not self.is_dtensor and not _states_hidden
+
+    def _states_of(self, weight: Any) -> dict[str, Any]:
+        if _states_hidden:
+            return {}
+        table = self.saved_tables[weight]
+        states: dict[str, Any] = dict(self._state[weight]) if self.is_dtensor else table.states()
+        if self.stated_step is None and weight in self.step_names:
+            states[self.step_names[weight]] = self.module.iter
+        if not self.is_dtensor:
+            described = self.description(weight)
+            states[f"{table.name}.{described.name}"] = described.to_tensor()
+        return states
+
+    def description(self, weight: Any) -> Description:
+        """What checkpoints say about a parameter's optimizer."""
+        self.module.pull_learning_rate()  # of a scheduler, say, since the last update
+        table = self.saved_tables[weight]
+        return Description(
+            self.module.optim_type, table.rows, table.dim, dict(self.module.hyperparameters)
+        )
+
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Hands on the learning rate, as TorchRec does."""
         super().zero_grad(set_to_none)
-        self.module.follow_learning_rate(self)  # what was handed on counts as seen
+        self._follow()  # what was handed on counts as seen
 
     def step(self, closure: Any = None) -> None:
         """Hands on the learning rate, as TorchRec does."""
         super().step(closure)
-        self.module.follow_learning_rate(self)
+        self._follow()
 
     def post_load_state_dict(self) -> None:
         """Goes on from the loaded clock."""

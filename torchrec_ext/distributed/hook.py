@@ -3,8 +3,9 @@
 Two factories build the kernel of a group of tables and choose it by compute kernel alone; ours look
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
-table between ranks and would lose states; one loads optimizer states, and would not say that a
-clock is missing. The last two are the planner's estimates, which would count no states of ours.
+table between ranks and would lose states. Three load optimizer states, from a state dict and from
+a checkpoint: the place to check them and to fit them to the plan. The last two are the planner's
+estimates, which would count no states of ours.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_kernel import BaseEmbedding
 from torchrec.distributed.embedding_lookup import (
@@ -26,9 +28,16 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
 from torchrec.optim.keyed import KeyedOptimizer
 
-from torchrec_ext.distributed import estimates, patching, plan, reshard, table_optimizers
-from torchrec_ext.distributed.checkpoint_checks import check_states
-from torchrec_ext.distributed.fused_optimizer import check_steps
+from torchrec_ext.distributed import (
+    checkpoint_load,
+    checkpoint_plan,
+    estimates,
+    patching,
+    plan,
+    reshard,
+    table_optimizers,
+)
+from torchrec_ext.distributed.fused_optimizer import states_hidden
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
 from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.optim_type import OptimType
@@ -175,11 +184,30 @@ def _single_bag(original: Function) -> Function:
 def _checked_load(original: Function) -> Function:
     @functools.wraps(original)
     def load_state_dict(self: Any, state_dict: Any) -> Any:
-        check_steps(self, state_dict)
-        check_states(self, state_dict)
-        return original(self, state_dict)
+        return checkpoint_load.load(original, self, state_dict)
 
     return load_state_dict
+
+
+def _prepared_load(original: Function) -> Function:
+    @functools.wraps(original)
+    def set_up_planner(
+        self: Any, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
+    ) -> None:
+        if metadata is not None and self.flatten_state_dict:
+            checkpoint_plan.prepare(state_dict, metadata, self.allow_partial_load)
+        original(self, state_dict, metadata, is_coordinator)
+
+    return set_up_planner
+
+
+def _planned_load(original: Function) -> Function:
+    @functools.wraps(original)
+    def create_local_plan(self: Any) -> Any:
+        with checkpoint_plan.without_empty(self.original_state_dict):
+            return original(self)
+
+    return create_local_plan
 
 
 def _checked_infos(
@@ -201,7 +229,8 @@ def _reshard(original: Function) -> Function:
     @functools.wraps(original)
     def update_shards(self: Any, changed_sharding_params: Any, env: Any, device: Any) -> None:
         snapshot = reshard.take_snapshot(self)
-        original(self, changed_sharding_params, env, device)
+        with states_hidden():
+            original(self, changed_sharding_params, env, device)
         reshard.restore(snapshot, self, env.process_group)
 
     return update_shards
@@ -278,6 +307,13 @@ SEAMS = (
         _reshard,
     ),
     Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
+    Seam(
+        DefaultLoadPlanner,
+        "set_up_planner",
+        ("self", "state_dict", "metadata", "is_coordinator"),
+        _prepared_load,
+    ),
+    Seam(DefaultLoadPlanner, "create_local_plan", ("self",), _planned_load),
     Seam(EmbeddingStorageEstimator, "estimate", _ESTIMATE, _storage_estimate),
     Seam(EmbeddingPerfEstimator, "estimate", _ESTIMATE, _perf_estimate),
 )

@@ -23,6 +23,9 @@ from torchrec.distributed.batched_embedding_kernel import (
     BatchedFusedEmbeddingBag,
     _populate_res_params,
 )
+from torchrec.distributed.composable.table_batched_embedding_slice import (
+    TableBatchedEmbeddingSlice,
+)
 from torchrec.distributed.embedding_types import (
     GroupedEmbeddingConfig,
     compute_kernel_to_embedding_location,
@@ -34,7 +37,36 @@ from torchrec_ext.distributed.fused_optimizer import FusedOptimizer
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
 
-class FusedEmbeddingBagKernel(BatchedFusedEmbeddingBag):
+class _ParameterPerTable:
+    """One parameter for all shards of a table, with an optimizer of its own, as TorchRec makes."""
+
+    config: GroupedEmbeddingConfig
+    table_name_to_count: dict[str, int]
+    _emb_module: TableBatchedEmbeddingBags
+    _pg: dist.ProcessGroup | None
+
+    @property
+    def _param_per_table(self) -> dict[str, TableBatchedEmbeddingSlice]:
+        module, parameters = self._emb_module, {}
+        for place, table in enumerate(self.config.embedding_tables):
+            if table.name in parameters:
+                continue
+            rows, dim, _, _ = module.embedding_specs[place]
+            buffer, start = module.place_of_weights(place)
+            end = start + self.table_name_to_count[table.name] * rows * dim
+            parameter = TableBatchedEmbeddingSlice(buffer, start, end, -1, dim)
+            parameter._in_backward_optimizers = [
+                FusedOptimizer(self.config, module, self._pg, (table.name, parameter))
+            ]
+            parameters[table.name] = parameter
+        return parameters
+
+    @_param_per_table.setter
+    def _param_per_table(self, parameters: Any) -> None:
+        """TorchRec's constructors set it."""
+
+
+class FusedEmbeddingBagKernel(_ParameterPerTable, BatchedFusedEmbeddingBag):
     """The pooled kernel of an ``EmbeddingBagCollection``'s group of tables."""
 
     def __init__(
@@ -51,7 +83,7 @@ class FusedEmbeddingBagKernel(BatchedFusedEmbeddingBag):
         self.init_parameters()
 
 
-class FusedEmbeddingKernel(BatchedFusedEmbedding):
+class FusedEmbeddingKernel(_ParameterPerTable, BatchedFusedEmbedding):
     """The sequence kernel of an ``EmbeddingCollection``'s group of tables."""
 
     def __init__(

@@ -109,8 +109,9 @@ def _check_signature(seam: Seam) -> None:
     if found == seam.parameters:
         return
     state = "does not exist" if found is None else f"takes ({', '.join(found)})"
+    package = seam.owner.__module__.partition(".")[0]
     raise UnsupportedTorchRecError(
-        f"torchrec_ext does not know TorchRec {importlib.metadata.version('torchrec')}: "
+        f"torchrec_ext does not know {package} {importlib.metadata.version(package)}: "
         f"{seam.path} {state}, expected ({', '.join(seam.parameters)}) as in TorchRec 1.8 and 1.9; "
         "install one of these or a newer torchrec_ext"
     )

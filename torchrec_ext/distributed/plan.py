@@ -8,8 +8,7 @@ on every rank, before a kernel is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
@@ -19,7 +18,6 @@ from torchrec.modules.embedding_configs import PoolingType
 
 from torchrec_ext import optim
 from torchrec_ext.optim_type import OptimType
-from torchrec_ext.optimizers import State, spec_of
 
 # The compute kernels that honour our optimizers; on the CPU all of them are the first.
 KERNELS = (
@@ -103,7 +101,7 @@ def _table_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | N
         sharding_type_problem(table, optimizer, sharding.sharding_type)
         or kernel_problem(table, optimizer, sharding.compute_kernel)
         or _width_problem(table, sharding)
-        or _grid_problem(info, optimizer)
+        or _grid_problem(info)
         or _host_problem(table, sharding)
     )
 
@@ -120,8 +118,8 @@ def _width_problem(table: str, sharding: ParameterSharding) -> str | None:
     )
 
 
-def _grid_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | None:
-    """Two cases that TorchRec accepts and gets wrong under grid_shard."""
+def _grid_problem(info: EmbeddingShardingInfo) -> str | None:
+    """What TorchRec accepts and gets wrong under grid_shard."""
     table = info.embedding_config
     if info.param_sharding.sharding_type != ShardingType.GRID_SHARD.value:
         return None
@@ -130,16 +128,6 @@ def _grid_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | No
             f"table {table.name!r}: mean pooling under grid_shard; TorchRec divides each rank's "
             "part of a bag by that part's length. Set ParameterConstraints(sharding_types=["
             "'table_row_wise']) or another type for it"
-        )
-    whole = any(
-        shard.shard_sizes[0] == table.num_embeddings
-        for shard in info.param_sharding.sharding_spec.shards
-    )
-    if whole and any(state.rowwise for state in states_of(info.fused_params)):
-        return (
-            f"table {table.name!r}: {table.num_embeddings} rows fit into one shard; under "
-            f"grid_shard TorchRec cannot describe the row-wise state of OptimType.{optimizer.name} "
-            "then. Set ParameterConstraints(sharding_types=['column_wise']) or another type for it"
         )
     return None
 
@@ -162,8 +150,3 @@ def _host_problem(table: str, sharding: ParameterSharding) -> str | None:
                 "LOCAL_WORLD_SIZE agree"
             )
     return None
-
-
-def states_of(fused_params: Mapping[str, Any]) -> tuple[State, ...]:
-    """The states of a table with one of our optimizers, whose ``fused_params`` are settled."""
-    return spec_of(fused_params["optimizer"]).states_for(fused_params)

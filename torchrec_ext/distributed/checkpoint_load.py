@@ -1,0 +1,67 @@
+"""Loads states of ours from a state dict: in any form, and either all of them or none."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torchrec.optim.keyed import KeyedOptimizer
+
+from torchrec_ext.distributed.checkpoint_checks import check_states, parameters_of_ours
+from torchrec_ext.distributed.description import described_optimizer
+from torchrec_ext.distributed.fused_optimizer import check_steps
+
+
+def load(
+    original: Callable[..., Any], optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]
+) -> Any:
+    """``KeyedOptimizer.load_state_dict`` with checks, and from another plan's form of states.
+
+    Args:
+        original: TorchRec's.
+        optimizer: The one that loads.
+        state_dict: In any form that :mod:`torchrec_ext.distributed.saved_form` knows.
+
+    Raises:
+        ValueError: See ``check_steps`` and ``check_states``; nothing was changed.
+    """
+    check_steps(optimizer, state_dict)
+    check_states(optimizer, state_dict)
+    given = dict(state_dict.get("state", {}))
+    rowwise: list[Callable[[], None]] = []
+    for part, weight, key in parameters_of_ours(optimizer):
+        if not part.has_saved_form:
+            continue
+        table, saved = part.saved_tables[weight], given[key]
+        # What TorchRec would copy one to one: these are written below, or no part of the module.
+        own = {k: v for k, v in part.state[weight].items() if k not in saved or k in table.rowwise}
+        given[key] = {**saved, **own}
+        for name in table.rowwise:
+            rowwise.append(functools.partial(table.write_rowwise, name, saved[name]))
+    for key in given.keys() - {key for _, _, key in parameters_of_ours(optimizer)}:
+        given[key] = _without_description(key, given[key])
+    result = original(optimizer, {**state_dict, "state": given})
+    with torch.no_grad():
+        for write in rowwise:
+            write()
+    return result
+
+
+def _without_description(key: str, states: Any) -> Any:
+    """States for an optimizer that is not ours: FBGEMM's optimizer of the same name can have them.
+
+    Raises:
+        ValueError: FBGEMM has no such optimizer.
+    """
+    if not isinstance(states, Mapping):
+        return states
+    described = {name: described_optimizer(name.rpartition(".")[2]) for name in states}
+    for optimizer in described.values():
+        if optimizer is not None and optimizer.counterpart is None:
+            raise ValueError(
+                f"{key}: the states were written with OptimType.{optimizer.name}, and the table's "
+                "optimizer is not of torchrec_ext; give it fused_params with that one"
+            )
+    return {name: value for name, value in states.items() if described[name] is None}
