@@ -1,5 +1,6 @@
 """TorchRec integration: the hook, our kernels, sharders that honour the optimizer, plan checks."""
 
+from torchrec_ext.distributed.async_checkpoint import async_save
 from torchrec_ext.distributed.fused_optimizer import state_step
 from torchrec_ext.distributed.hook import install, uninstall
 from torchrec_ext.distributed.patching import UnsupportedTorchRecError
@@ -14,6 +15,7 @@ __all__ = [
     "EmbeddingCollectionSharder",
     "PlanError",
     "UnsupportedTorchRecError",
+    "async_save",
     "install",
     "state_step",
     "uninstall",
