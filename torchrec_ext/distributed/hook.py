@@ -5,6 +5,7 @@ at the optimizer first. Three methods describe the tables to shard, on every ran
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
 table between ranks and would lose states; one loads optimizer states, and would not say that a
 clock is missing. The last two are the planner's estimates, which would count no states of ours.
+``eviction`` and ``fused_collections`` describe theirs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
 from torchrec.optim.keyed import KeyedOptimizer
 
-from torchrec_ext.distributed import estimates, patching, plan, reshard, table_optimizers
+from torchrec_ext.distributed import (
+    estimates,
+    eviction,
+    fused_collections,
+    index_dedup,
+    patching,
+    plan,
+    reshard,
+    table_optimizers,
+)
 from torchrec_ext.distributed.checkpoint_checks import check_states
 from torchrec_ext.distributed.fused_optimizer import check_steps
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
@@ -42,6 +52,7 @@ def install() -> None:
         UnsupportedTorchRecError: The installed TorchRec is not known. Nothing was changed.
     """
     patching.wrap(SEAMS)
+    index_dedup.register()
 
 
 def uninstall() -> None:
@@ -280,4 +291,6 @@ SEAMS = (
     Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
     Seam(EmbeddingStorageEstimator, "estimate", _ESTIMATE, _storage_estimate),
     Seam(EmbeddingPerfEstimator, "estimate", _ESTIMATE, _perf_estimate),
+    *eviction.SEAMS,
+    *fused_collections.SEAMS,
 )
