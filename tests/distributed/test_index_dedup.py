@@ -118,7 +118,10 @@ def test_a_kernel_that_is_there_already_stays():
     assert run_on_ranks(1, register) == [[1, 1, 1, 1]]
 
 
-def _train(column: str, sharding_type: str, dedup: bool, registered: bool = True) -> dict:
+def _train(
+    column: str, sharding_type: str, dedup: bool, registered: bool = True
+) -> tuple[dict[str, list[Any]], list[torch.Tensor]]:
+    """This rank's shards after training, and its embeddings of the first batch."""
     optimizer = COLUMNS[column][0]
     if registered:
         torchrec_ext.install()
@@ -135,9 +138,13 @@ def _train(column: str, sharding_type: str, dedup: bool, registered: bool = True
     sharded = models.shard(model, [sharder], plan)
     models.write_weights(sharded, models.initial_weights(tables))
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    for step in models.batches(5, tables):
+    steps = models.batches(5, tables)
+    with torch.no_grad():
+        first = sharded.module.ec(steps[0].of_rank(rank, ranks))
+        embeddings = [jagged.values() for jagged in first.values()]
+    for step in steps:
         sharded(step.of_rank(rank, ranks)).backward()
-    return models.read_weights(sharded)
+    return models.read_weights(sharded), embeddings
 
 
 @pytest.mark.parametrize("sharding_type", ["table_wise", "row_wise", "column_wise"])
@@ -148,8 +155,13 @@ def test_training_with_and_without_is_the_same(column, sharding_type):
     update = update_of(optimizer, **HYPERPARAMETERS[optimizer])
     updates = dict.fromkeys((table.name for table in tables), update)
     expected = models.train_unsharded(models.batches(5, tables), tables, updates, pooled=False)
-    for dedup in (False, True):
-        found = models.assemble(run_on_ranks(2, _train, column, sharding_type, dedup))
+    without, with_dedup = (
+        run_on_ranks(2, _train, column, sharding_type, dedup) for dedup in (False, True)
+    )
+    for (_, expected_embeddings), (_, embeddings) in zip(without, with_dedup, strict=True):
+        assert all(map(torch.equal, expected_embeddings, embeddings))
+    for answers in (without, with_dedup):
+        found = models.assemble([weights for weights, _ in answers])
         for name, weight in expected.items():
             torch.testing.assert_close(found[name].double(), weight, rtol=1e-5, atol=1e-5)
 
