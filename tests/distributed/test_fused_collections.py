@@ -166,6 +166,7 @@ def test_dense_mode_saves_rows_that_are_up_to_date():
     assert float(states[0]) == pytest.approx(0.9 * float(states[1]))
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of")
 def test_a_schedule_of_the_learning_rate_is_followed():
     model = _model("FTRL")
     optimizer = model.ebc.fused_optimizer()
