@@ -235,7 +235,7 @@ def test_rows_that_stay_are_trained(column, pooled):
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("column", ["stock", "FTRL"])
+@pytest.mark.parametrize("column", COLUMNS)
 def test_buckets_that_ranks_cannot_share_are_refused_by_torchrec(column):
     fused_params = {"optimizer": COLUMNS[column][0], "learning_rate": 0.1}
     message = r"Table 't0' has uneven buckets per rank \(3 buckets across 2 ranks\)"
@@ -243,7 +243,7 @@ def test_buckets_that_ranks_cannot_share_are_refused_by_torchrec(column):
         run_on_ranks(RANKS, _sharded, True, fused_params, 3)
 
 
-@pytest.mark.parametrize("column", ["stock", "FTRL"])
+@pytest.mark.parametrize("column", COLUMNS)
 def test_torchrec_shards_managed_collision_row_wise_only(column):
     def build() -> None:
         sharder = _sharder(False, {"optimizer": COLUMNS[column][0], "learning_rate": 0.1})

@@ -181,11 +181,18 @@ def test_torchrec_divides_sums_by_lengths_beside_means_of_rows(layout):
 
 
 @pytest.mark.parametrize("layout", WRONG_MEANS)
-def test_sums_beside_means_of_rows_are_refused(layout):
+@pytest.mark.parametrize("column", ["FTRL", "ADAM"])
+def test_sums_beside_means_of_rows_are_refused(column, layout):
     sharding_type, tables, other = WRONG_MEANS[layout]
-    case = Case("FTRL", sharding_type, tables, other_type=other)
+    case = Case(column, sharding_type, tables, other_type=other)
     with pytest.raises(PlanError, match=r"^table 'sum':[^\n]* mean-pooled table 'mean'[^\n]*$"):
         run_on_ranks(2, case.train)
+
+
+def test_torchrec_is_wrong_about_means_under_grid_shard():
+    case = Case("stock", "grid_shard", (MEAN,))
+    found = models.assemble([weights for weights, _ in run_on_ranks(2, case.train)])
+    assert (found["mean"].double() - case.expected()["mean"]).abs().max() > 0.01
 
 
 def test_means_that_share_a_feature_are_right():
@@ -196,6 +203,13 @@ def test_means_that_share_a_feature_are_right():
 def test_fbgemm_cannot_have_a_rank_without_rows():
     with pytest.raises(RuntimeError, match=r"weights\[0\] must be a GPU or MTIA tensor"):
         run_on_ranks(2, Case("stock", "row_wise", (ONE_ROW,)).train)
+
+
+def test_torchrec_fails_where_hosts_are_counted_apart():
+    """``LOCAL_WORLD_SIZE`` is 4, ``Topology`` counts 2 ranks on a host."""
+    case = Case("stock", "table_row_wise", SUM_TABLES[:2])
+    with pytest.raises(IndexError, match="list index out of range"):
+        run_on_ranks(4, case.train)
 
 
 @pytest.mark.parametrize("column", COLUMNS)
