@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,6 +26,7 @@ from torchrec.modules.mc_modules import (
     MCHManagedCollisionModule,
 )
 
+import torchrec_ext
 from torchrec_ext import OptimType
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 
@@ -37,6 +40,7 @@ FEATURES = {"t0": ["f0", "f1"], "t1": ["f2"]}
 ROWS, DIM, RANKS = 8, 4, 2
 IDS = 1000
 OLD, NEW = [1, 2, 3], [11, 12, 13]
+FRESH = 0.5  # the weight that rows start with
 
 
 class RowWiseBags(embeddingbag.EmbeddingBagCollectionSharder):
@@ -46,19 +50,27 @@ class RowWiseBags(embeddingbag.EmbeddingBagCollectionSharder):
         return ["row_wise"]
 
 
-def _sharder(pooled: bool, fused_params: dict):
+def _sharder(pooled: bool, fused_params: dict, dedup: bool = False):
     ours = isinstance(fused_params["optimizer"], OptimType)
     if pooled:
         bags = (EmbeddingBagCollectionSharder if ours else RowWiseBags)(fused_params)
         return ManagedCollisionEmbeddingBagCollectionSharder(ebc_sharder=bags)
     sequences = EmbeddingCollectionSharder if ours else embedding.EmbeddingCollectionSharder
-    return ManagedCollisionEmbeddingCollectionSharder(ec_sharder=sequences(fused_params))
+    return ManagedCollisionEmbeddingCollectionSharder(
+        ec_sharder=sequences(fused_params, use_index_dedup=dedup)
+    )
 
 
 def _module(pooled: bool, buckets: int) -> torch.nn.Module:
     config = EmbeddingBagConfig if pooled else EmbeddingConfig
     configs = [
-        config(name=name, num_embeddings=ROWS, embedding_dim=DIM, feature_names=features)
+        config(
+            name=name,
+            num_embeddings=ROWS,
+            embedding_dim=DIM,
+            feature_names=features,
+            init_fn=functools.partial(torch.nn.init.constant_, val=FRESH),
+        )
         for name, features in FEATURES.items()
     ]
     collisions = {
@@ -82,9 +94,11 @@ def _module(pooled: bool, buckets: int) -> torch.nn.Module:
     )
 
 
-def _sharded(pooled: bool, fused_params: dict, buckets: int = RANKS) -> torch.nn.Module:
+def _sharded(
+    pooled: bool, fused_params: dict, buckets: int = RANKS, dedup: bool = False
+) -> torch.nn.Module:
     module = torch.nn.Sequential(_module(pooled, buckets))
-    sharders = [_sharder(pooled, fused_params)]
+    sharders = [_sharder(pooled, fused_params, dedup)]
     ranks = dist.get_world_size()
     planner = EmbeddingShardingPlanner(
         topology=Topology(ranks, "cpu", local_world_size=ranks),
@@ -137,20 +151,32 @@ def _train_evict_and_look_up(pooled: bool, fused_params: dict) -> dict:
     for _ in range(3):
         _look_up(model, {"f0": OLD, "f1": OLD[:2], "f2": OLD}, 2.0)
     module = _tbe(model)
-    before = _states(module)
-    weights = [weight.clone() for weight in module.split_embedding_weights()]
+    found = {"before": _snapshot(module)}
+    return found | _evict(model)
+
+
+def _sleep_evict_and_look_up(fused_params: dict) -> dict:
+    """The same, but the second table's rows sleep before, and nothing wakes them."""
+    model = _sharded(True, fused_params)
+    for ids in (OLD, OLD, [], [], []):
+        _look_up(model, {"f0": OLD, "f1": [], "f2": ids}, 2.0)
+    return _evict(model)
+
+
+def _evict(model: torch.nn.Module) -> dict:
     fresh, remapped = _look_up(model, {"f0": [], "f1": [], "f2": NEW}, 0.0)
     first = dist.get_rank() * (ROWS // RANKS)
+    module = _tbe(model)
     return {
-        "fresh": fresh[:3],
-        "rows": [row - first for row in remapped["f2"].values()[:3].tolist()],
-        "before": (weights, before),
-        "after": (
-            [weight.clone() for weight in module.split_embedding_weights()],
-            _states(module),
-        ),
+        "fresh": fresh[: len(NEW)],
+        "rows": [row - first for row in remapped["f2"].values()[: len(NEW)].tolist()],
+        "after": _snapshot(module),
         "step": int(module.iter),
     }
+
+
+def _snapshot(module) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+    return [weight.clone() for weight in module.split_embedding_weights()], _states(module)
 
 
 def _expected(optimizer: OptimType, fresh: torch.Tensor, step: int) -> list[torch.Tensor]:
@@ -172,7 +198,7 @@ def test_an_evicted_row_starts_afresh(optimizer, pooled):
         rows = found["rows"]
         assert sorted(rows) == [0, 1, 2], "the test needs every old row of this rank evicted"
         (first, second), states = found["before"]
-        assert not torch.equal(found["fresh"], second[rows])
+        assert (found["fresh"] == FRESH).all() and (second[rows] != FRESH).all()
         assert all(state[rows].any() for state in states[1]), "the test needs rows with a history"
         weights, after = found["after"]
         # The other table keeps its rows and states.
@@ -185,7 +211,9 @@ def test_in_dense_mode_an_evicted_row_owes_no_decay():
     """A row that slept would be caught up to the clock, with the old row's sleep."""
     values = {**HYPERPARAMETERS[OptimType.ADAM], "sparse_mode": "dense"}
     fused_params = {"optimizer": OptimType.ADAM, **values}
-    for found in run_on_ranks(RANKS, _train_evict_and_look_up, True, fused_params):
+    for found in run_on_ranks(RANKS, _sleep_evict_and_look_up, fused_params):
+        assert sorted(found["rows"]) == [0, 1, 2], "the test needs every old row evicted"
+        assert (found["fresh"] == FRESH).all()
         weights, after = found["after"]
         lazy = _expected(OptimType.ADAM, found["fresh"], found["step"])
         assert_same_bits([weights[1][found["rows"]], *(s[found["rows"]] for s in after[1])], lazy)
@@ -213,13 +241,15 @@ COLUMNS = {
 }
 
 
-@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize(("pooled", "dedup"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("column", COLUMNS)
-def test_rows_that_stay_are_trained(column, pooled):
+def test_rows_that_stay_are_trained(column, pooled, dedup):
     given, optimizer = COLUMNS[column]
 
     def train() -> tuple[torch.Tensor, torch.Tensor]:
-        model = _sharded(pooled, {"optimizer": given, **HYPERPARAMETERS[optimizer]})
+        torchrec_ext.install()  # deduplicates indices
+        fused_params = {"optimizer": given, **HYPERPARAMETERS[optimizer]}
+        model = _sharded(pooled, fused_params, dedup=dedup)
         ids = {"f0": OLD, "f1": OLD[:2], "f2": OLD}
         start, _ = _look_up(model, ids, 2.0)
         for _ in range(3):
