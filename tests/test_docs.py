@@ -1,15 +1,30 @@
-"""The examples of the pages in docs/ give what the pages print."""
+"""The examples of the pages in docs/ give what the pages print, and the tests they name exist."""
 
+import ast
 import doctest
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-DOCS = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+import torchrec_ext
+
+ROOT = Path(__file__).parents[1]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+UNTESTED = "TODO(test)"
 
 
+@pytest.fixture
+def without_hook() -> Iterator[None]:
+    """Leaves TorchRec as it was."""
+    yield
+    torchrec_ext.uninstall()
+
+
+@pytest.mark.usefixtures("without_hook")
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
 def test_page(page: Path) -> None:
     names: dict[str, Any] = {}
@@ -26,3 +41,29 @@ def test_page(page: Path) -> None:
         )
         names.update(test.globs)
         assert result.attempted > 0 and result.failed == 0, "".join(report)
+
+
+def _tests_of(path: Path) -> set[str]:
+    if not path.exists():
+        return set()
+    tree = ast.parse(path.read_text())
+    return {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: page.stem)
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    names = set(TEST_NAME.findall(page.read_text()))
+    missing = [f"{file}::{test}" for file, test in names if test not in _tests_of(ROOT / file)]
+    assert not missing
+
+
+def test_every_cell_of_the_features_names_a_test() -> None:
+    lines = (ROOT / "docs" / "features.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    rows = [row for row in rows if row[0] != "---" and row[-3:] != ["stock", "FTRL", "Adam"]]
+    assert len(rows) > 30
+    for feature, *cells in rows:
+        assert len(cells) == 3, feature
+        for cell in cells:
+            assert cell == UNTESTED or TEST_NAME.search(cell), f"{feature}: {cell}"
+            assert cell == UNTESTED or cell.startswith(("works", "fails: ")), f"{feature}: {cell}"

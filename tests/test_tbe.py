@@ -228,16 +228,22 @@ def test_reset_of_states() -> None:
 
 
 def test_pruned_rows_lose_weights_and_states() -> None:
-    module = make_module(OptimType.EXACT_ADAGRAD, [(3, 4), (3, 4)])
+    module = make_module(OptimType.EXACT_ADAGRAD, [(3, 4), (3, 4)], feature_table_map=[0, 0, 1])
     for tensor in [*module.split_embedding_weights(), *sum(module.split_optimizer_states(), [])]:
         tensor.fill_(1.0)
-    one, offsets = torch.tensor([1]), torch.tensor([0, 1])
-    module.reset_embedding_weight_momentum(one, offsets, one, one)
+    rows, groups = torch.tensor([2, 1, 0]), torch.tensor([0, 1, 3])
+    second_table, second_group = torch.tensor([2]), torch.tensor([1])  # by one of its features
+    module.reset_embedding_weight_momentum(rows, groups, second_table, second_group)
     for first, second in (
         module.split_embedding_weights(),
         [states[0] for states in module.split_optimizer_states()],
     ):
-        assert first[:, 0].tolist() == [1.0, 1.0, 1.0] and second[:, 0].tolist() == [1.0, 0.0, 1.0]
+        assert first[:, 0].tolist() == [1.0, 1.0, 1.0] and second[:, 0].tolist() == [0.0, 0.0, 1.0]
+    with pytest.raises(IndexError, match="rows 0 to 2"):
+        module.reset_embedding_weight_momentum(
+            torch.tensor([3]), torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([0])
+        )
+    assert module.split_embedding_weights()[0][:, 0].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_learning_rate_round_trips_exactly() -> None:

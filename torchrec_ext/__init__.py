@@ -15,7 +15,8 @@ def install() -> None:
     """Lets TorchRec build our kernels for tables whose optimizer is an ``OptimType``.
 
     TorchRec's planner then counts the memory of their states. Everything else keeps TorchRec's own
-    kernels and estimates. Calling it twice changes nothing.
+    kernels and estimates. FBGEMM's op for ``use_index_dedup`` gets a CPU kernel where it has none.
+    Calling it twice changes nothing.
 
     Raises:
         UnsupportedTorchRecError: The installed TorchRec is not one whose internals are known.
@@ -27,6 +28,8 @@ def install() -> None:
 
 def uninstall() -> None:
     """Puts TorchRec's own functions back; modules that are already sharded keep working.
+
+    The CPU kernel for ``use_index_dedup`` stays, for their sake.
 
     Raises:
         RuntimeError: Another package wrapped the same functions after ``install()``.

@@ -81,18 +81,24 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
         """Zeroes the weights of pruned rows and resets their optimizer states, for every optimizer.
 
         Args:
-            pruned_indices: int64, the rows, table by table.
-            pruned_indices_offsets: int64 ``[pruned tables + 1]``, where each table's rows start.
-            logical_table_ids: Not read: FBGEMM's numbering outside of this module.
-            buffer_ids: ``[pruned tables]``, the numbers of the tables in this module.
+            pruned_indices: int64, groups of rows one after another.
+            pruned_indices_offsets: int64 ``[groups + 1]``, where each group starts.
+            logical_table_ids: ``[pruned tables]``, for each table one of the features that read it,
+                by the feature's number in this module.
+            buffer_ids: ``[pruned tables]``, the group of each table's rows.
+
+        Raises:
+            IndexError: There is no such row; nothing of that table was changed.
         """
         cached = self.lxu_cache_weights.numel() > 0
         if cached:
             self.flush()
         weights = self.split_embedding_weights()
         bounds = pruned_indices_offsets.tolist()
-        for table, begin, end in zip(buffer_ids.tolist(), bounds, bounds[1:], strict=False):
-            rows = pruned_indices[begin:end].long()
+        pruned = zip(logical_table_ids.tolist(), buffer_ids.tolist(), strict=True)
+        for feature, group in pruned:
+            table = self.feature_table_map[feature]
+            rows = pruned_indices[bounds[group] : bounds[group + 1]].long()
             self.reset_optimizer_states(table, rows)
             weights[table][rows] = 0
         if cached:  # FBGEMM's cache would go on serving the rows as they were

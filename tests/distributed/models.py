@@ -123,10 +123,14 @@ def batches(steps: int, tables: Sequence[Table] = BAG_TABLES) -> list[Lookups]:
     def integers(high: int, count: int) -> list[int]:
         return torch.randint(high, (count,), generator=generator).tolist()
 
+    limits: dict[str, int] = {}  # a feature may be read by several tables
+    for table in tables:
+        for feature in table.features:
+            limits[feature] = min(limits.get(feature, table.rows), table.rows)
     result = []
     for _ in range(steps):
         rows = {
-            feature: [integers(table.rows, length) for length in integers(4, BATCH_SIZE)]
+            feature: [integers(limits[feature], length) for length in integers(4, BATCH_SIZE)]
             for table in tables
             for feature in table.features
         }

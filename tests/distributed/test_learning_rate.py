@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed import embeddingbag
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 from torchrec_ext import OptimType
@@ -83,6 +85,41 @@ def test_every_order_of_a_loop(loop, scheduler) -> None:
     used, expected = run_on_ranks(1, _rates, LOOPS[loop], scheduler)[0]
     assert used == expected
     assert len(set(used)) == STEPS
+
+
+def _rates_of_fbgemm(loop: Sequence[str]) -> tuple[list[float], list[float]]:
+    """As ``_rates``, for FBGEMM's SGD under TorchRec's own sharder."""
+    model = models.Model(models.BAG_TABLES[:2])
+    sharder = embeddingbag.EmbeddingBagCollectionSharder(
+        {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.1}
+    )
+    plan = models.plan_for(model, [sharder], "table_wise", models.BAG_TABLES[:2])
+    for sharding in plan.plan["ebc"].values():
+        sharding.compute_kernel = "fused"
+    sharded = models.shard(model, [sharder], plan)
+    optimizer = sharded.fused_optimizer
+    schedule = _schedulers(optimizer)["exponential"]()
+    module = next(iter(models.modules_by_table(sharded).values()))
+    used, expected = [], []
+    for batch in models.batches(STEPS, models.BAG_TABLES[:2]):
+        for action in loop:
+            if action == "backward":
+                expected.append(optimizer.param_groups[0]["lr"])
+                used.append(module.get_learning_rate())
+                sharded(batch.of_rank(0, 1)).backward()
+            elif action == "schedule":
+                schedule.step()
+            else:
+                getattr(optimizer, action)()
+    return used, expected
+
+
+@pytest.mark.parametrize("loop", ["zero_grad first", "without zero_grad"])
+def test_fbgemm_is_a_step_late_without_zero_grad(loop) -> None:
+    used, expected = run_on_ranks(1, _rates_of_fbgemm, LOOPS[loop])[0]
+    if loop == "without zero_grad":
+        expected = [expected[0], *expected[:-1]]
+    assert used == pytest.approx(expected)
 
 
 def _there_and_back() -> float:

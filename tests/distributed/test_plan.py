@@ -198,12 +198,13 @@ def test_2d_parallelism_that_loses_states_is_refused(pooled, strategy, optimizer
         assert not built
 
 
+@pytest.mark.parametrize("optimizer", [OptimType.FTRL, OptimType.ADAM], ids=lambda o: o.name)
 @pytest.mark.parametrize("sharding_type", ["table_row_wise", "grid_shard"])
-def test_a_plan_that_counts_ranks_per_host_differently_is_refused(sharding_type):
+def test_a_plan_that_counts_ranks_per_host_differently_is_refused(sharding_type, optimizer):
     def build(local_world_size: int) -> str | None:
         tables = models.SUM_TABLES[:2]
         model = models.Model(tables)
-        sharder = EmbeddingBagCollectionSharder(FTRL)
+        sharder = EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
         sharding_plan = models.plan_for(
             model, [sharder], sharding_type, tables, local_world_size=local_world_size
         )
@@ -219,10 +220,11 @@ def test_a_plan_that_counts_ranks_per_host_differently_is_refused(sharding_type)
     assert run_on_ranks(4, build, 2, local_world_size=2) == [None] * 4
 
 
-def test_mean_pooling_under_grid_shard_is_refused():
+@pytest.mark.parametrize("optimizer", [OptimType.FTRL, OptimType.ADAM], ids=lambda o: o.name)
+def test_mean_pooling_under_grid_shard_is_refused(optimizer):
     def build() -> None:
         model = models.Model(models.BAG_TABLES)
-        sharder = EmbeddingBagCollectionSharder(FTRL)
+        sharder = EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
         models.shard(model, [sharder], models.plan_for(model, [sharder], "grid_shard"))
 
     assert models.BAG_TABLES[1].pooling == PoolingType.MEAN

@@ -12,6 +12,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec_ext.distributed.checkpoint_checks import check_states, parameters_of_ours
 from torchrec_ext.distributed.description import described_optimizer
 from torchrec_ext.distributed.fused_optimizer import check_steps
+from torchrec_ext.distributed.patching import Function, Seam
 
 
 def load(
@@ -65,3 +66,14 @@ def _without_description(key: str, states: Any) -> Any:
                 "optimizer is not of torchrec_ext; give it fused_params with that one"
             )
     return {name: value for name, value in states.items() if described[name] is None}
+
+
+def _checked_load(original: Function) -> Function:
+    @functools.wraps(original)
+    def load_state_dict(self: Any, state_dict: Any) -> Any:
+        return load(original, self, state_dict)
+
+    return load_state_dict
+
+
+SEAMS = (Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),)

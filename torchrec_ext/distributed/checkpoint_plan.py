@@ -8,15 +8,18 @@ sizes are replaced here by room for the saved one, which ``load_state_dict`` the
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from torchrec_ext.distributed.checkpoint_checks import global_shape, name_problem, size_problem
 from torchrec_ext.distributed.description import DESCRIPTIONS, STEP, Description
+from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.distributed.saved_form import FIRST_STATE, room_for
 
 
@@ -162,3 +165,35 @@ def _make_room(
             size = tuple(entry.size)
             if size != global_shape(value):
                 states[f"{table}.{name}"] = room_for(value, size)
+
+
+def _prepared(original: Function) -> Function:
+    @functools.wraps(original)
+    def set_up_planner(
+        self: Any, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
+    ) -> None:
+        if metadata is not None and self.flatten_state_dict:
+            prepare(state_dict, metadata, self.allow_partial_load)
+        original(self, state_dict, metadata, is_coordinator)
+
+    return set_up_planner
+
+
+def _planned(original: Function) -> Function:
+    @functools.wraps(original)
+    def create_local_plan(self: Any) -> Any:
+        with without_empty(self.original_state_dict):
+            return original(self)
+
+    return create_local_plan
+
+
+SEAMS = (
+    Seam(
+        DefaultLoadPlanner,
+        "set_up_planner",
+        ("self", "state_dict", "metadata", "is_coordinator"),
+        _prepared,
+    ),
+    Seam(DefaultLoadPlanner, "create_local_plan", ("self",), _planned),
+)

@@ -3,9 +3,9 @@
 Two factories build the kernel of a group of tables and choose it by compute kernel alone; ours look
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
-table between ranks and would lose states. Three load optimizer states, from a state dict and from
-a checkpoint: the place to check them and to fit them to the plan. The last two are the planner's
-estimates, which would count no states of ours.
+table between ranks and would lose states. The last two are the planner's estimates, which would
+count no states of ours. ``checkpoint_load``, ``checkpoint_plan``, ``eviction`` and
+``fused_collections`` describe theirs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_kernel import BaseEmbedding
 from torchrec.distributed.embedding_lookup import (
@@ -26,12 +25,14 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBag, ShardedEmbedd
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimator
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
-from torchrec.optim.keyed import KeyedOptimizer
 
 from torchrec_ext.distributed import (
     checkpoint_load,
     checkpoint_plan,
     estimates,
+    eviction,
+    fused_collections,
+    index_dedup,
     patching,
     plan,
     reshard,
@@ -51,6 +52,7 @@ def install() -> None:
         UnsupportedTorchRecError: The installed TorchRec is not known. Nothing was changed.
     """
     patching.wrap(SEAMS)
+    index_dedup.register()
 
 
 def uninstall() -> None:
@@ -181,35 +183,6 @@ def _single_bag(original: Function) -> Function:
     return create
 
 
-def _checked_load(original: Function) -> Function:
-    @functools.wraps(original)
-    def load_state_dict(self: Any, state_dict: Any) -> Any:
-        return checkpoint_load.load(original, self, state_dict)
-
-    return load_state_dict
-
-
-def _prepared_load(original: Function) -> Function:
-    @functools.wraps(original)
-    def set_up_planner(
-        self: Any, state_dict: Any, metadata: Any = None, is_coordinator: bool = False
-    ) -> None:
-        if metadata is not None and self.flatten_state_dict:
-            checkpoint_plan.prepare(state_dict, metadata, self.allow_partial_load)
-        original(self, state_dict, metadata, is_coordinator)
-
-    return set_up_planner
-
-
-def _planned_load(original: Function) -> Function:
-    @functools.wraps(original)
-    def create_local_plan(self: Any) -> Any:
-        with checkpoint_plan.without_empty(self.original_state_dict):
-            return original(self)
-
-    return create_local_plan
-
-
 def _checked_infos(
     original: Function,
     cls: type,
@@ -306,14 +279,10 @@ SEAMS = (
         ("self", "changed_sharding_params", "env", "device"),
         _reshard,
     ),
-    Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
-    Seam(
-        DefaultLoadPlanner,
-        "set_up_planner",
-        ("self", "state_dict", "metadata", "is_coordinator"),
-        _prepared_load,
-    ),
-    Seam(DefaultLoadPlanner, "create_local_plan", ("self",), _planned_load),
     Seam(EmbeddingStorageEstimator, "estimate", _ESTIMATE, _storage_estimate),
     Seam(EmbeddingPerfEstimator, "estimate", _ESTIMATE, _perf_estimate),
+    *checkpoint_load.SEAMS,
+    *checkpoint_plan.SEAMS,
+    *eviction.SEAMS,
+    *fused_collections.SEAMS,
 )

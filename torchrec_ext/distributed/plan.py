@@ -8,7 +8,7 @@ on every rank, before a kernel is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
@@ -17,6 +17,7 @@ from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
 
 from torchrec_ext import optim
+from torchrec_ext.distributed.table_optimizers import named
 from torchrec_ext.optim_type import OptimType
 
 # The compute kernels that honour our optimizers; on the CPU all of them are the first.
@@ -34,6 +35,8 @@ SHARDING_TYPES = (
     ShardingType.TABLE_ROW_WISE.value,
     ShardingType.GRID_SHARD.value,
 )
+# Under these, TorchRec takes the mean of mean pooling after all ranks have summed.
+MEAN_AFTERWARDS = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 # These place a table, or each of its column slices, on all ranks of one host.
 HOST_SHARDING_TYPES = (ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value)
 
@@ -83,7 +86,8 @@ def check_sharding(infos: Iterable[EmbeddingShardingInfo]) -> None:
     Raises:
         PlanError: Names each table whose plan would not train it right, and what to set.
     """
-    problems = []
+    infos = list(infos)
+    problems = _mean_problems(infos)
     for info in infos:
         optimizer = (info.fused_params or {}).get("optimizer")
         if isinstance(optimizer, OptimType):
@@ -130,6 +134,40 @@ def _grid_problem(info: EmbeddingShardingInfo) -> str | None:
             "'table_row_wise']) or another type for it"
         )
     return None
+
+
+def _mean_problems(infos: Sequence[EmbeddingShardingInfo]) -> list[str]:
+    """What a mean-pooled table under row_wise does to the other tables of its collection.
+
+    TorchRec sums there and divides by the bags' lengths afterwards, over the whole collection. It
+    leaves out sum-pooled tables that are sharded by rows themselves, and of a feature that several
+    tables read the first one alone.
+    """
+    ours = [i for i in infos if isinstance((i.fused_params or {}).get("optimizer"), OptimType)]
+    by_rows = [i for i in infos if i.param_sharding.sharding_type in MEAN_AFTERWARDS]
+    means = [
+        i.embedding_config.name for i in by_rows if i.embedding_config.pooling == PoolingType.MEAN
+    ]
+    if not ours or not means:
+        return []
+    problems = []
+    for info in infos:
+        table, sharding_type = info.embedding_config, info.param_sharding.sharding_type
+        others = [i.embedding_config for i in by_rows if i.embedding_config is not table]
+        shared = [f for f in table.feature_names for o in others if f in o.feature_names]
+        if sharding_type not in MEAN_AFTERWARDS:
+            what = f"{sharding_type} beside"
+        elif shared and table.pooling != PoolingType.MEAN:
+            what = f"feature {shared[0]!r} is read by another table as well, beside"
+        else:
+            continue
+        problems.append(
+            f"table {table.name!r}: {what} the mean-pooled {named(means)} under row_wise or "
+            f"table_row_wise; TorchRec divides its bags by their lengths too. Give {named(means)} "
+            "sharding_types=['table_wise'] or 'column_wise' in ParameterConstraints, or an "
+            "EmbeddingBagCollection of its own"
+        )
+    return problems
 
 
 def _host_problem(table: str, sharding: ParameterSharding) -> str | None:
