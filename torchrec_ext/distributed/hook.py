@@ -4,7 +4,8 @@ Two factories build the kernel of a group of tables and choose it by compute ker
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
 table between ranks and would lose states; one loads optimizer states, and would not say that a
-clock is missing. The last two are the planner's estimates, which would count no states of ours.
+clock is missing. The last three are the planner's: its options, which leave tables whole whose dim
+is no multiple of 4, and its estimates, which would count no states of ours.
 """
 
 from __future__ import annotations
@@ -21,12 +22,20 @@ from torchrec.distributed.embedding_lookup import (
 )
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBag, ShardedEmbeddingBagCollection
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimator
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
 from torchrec.optim.keyed import KeyedOptimizer
 
-from torchrec_ext.distributed import estimates, patching, plan, reshard, table_optimizers
+from torchrec_ext.distributed import (
+    column_shards,
+    estimates,
+    patching,
+    plan,
+    reshard,
+    table_optimizers,
+)
 from torchrec_ext.distributed.checkpoint_checks import check_states
 from torchrec_ext.distributed.fused_optimizer import check_steps
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
@@ -224,6 +233,15 @@ def _perf_estimate(original: Function) -> Function:
     return estimate
 
 
+def _options(original: Function) -> Function:
+    @functools.wraps(original)
+    def populate_estimates(self: Any, sharding_options: Any) -> None:
+        column_shards.cut(self, sharding_options)
+        original(self, sharding_options)
+
+    return populate_estimates
+
+
 _ESTIMATE = ("self", "sharding_options", "sharder_data_map")
 
 SEAMS = (
@@ -278,6 +296,7 @@ SEAMS = (
         _reshard,
     ),
     Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
+    Seam(EmbeddingEnumerator, "populate_estimates", ("self", "sharding_options"), _options),
     Seam(EmbeddingStorageEstimator, "estimate", _ESTIMATE, _storage_estimate),
     Seam(EmbeddingPerfEstimator, "estimate", _ESTIMATE, _perf_estimate),
 )

@@ -17,7 +17,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
 
-from torchrec_ext import optim
+from torchrec_ext import cuda, optim
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers import State, spec_of
 
@@ -109,15 +109,18 @@ def _table_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | N
 
 
 def _width_problem(table: str, sharding: ParameterSharding) -> str | None:
-    widths = {shard.shard_sizes[1] for shard in sharding.sharding_spec.shards}
-    odd = sorted(width for width in widths if width % 4 != 0)
-    if not odd:
-        return None
-    return (
-        f"table {table!r}: a shard of {odd[0]} columns; FBGEMM's lookup takes multiples of 4. "
-        "Choose an embedding_dim that is a multiple of 4 and, for column shards, "
-        "ParameterConstraints(min_partition=...) that is one too"
-    )
+    """On the CPU shards have any width; FBGEMM's lookup on CUDA reads four columns at a time."""
+    for shard in sharding.sharding_spec.shards:
+        width, place = shard.shard_sizes[1], shard.placement
+        on_device = place is not None and place.device().type != "cpu"
+        if on_device and width % cuda.COLUMNS_PER_LANE != 0:
+            return (
+                f"table {table!r}: a shard of {width} columns; on CUDA widths are multiples of "
+                f"{cuda.COLUMNS_PER_LANE}. Choose an embedding_dim that is one and, for column "
+                "shards, ParameterConstraints(min_partition=...) that is one too, or shard the "
+                "table on the CPU, where any width is right"
+            )
+    return None
 
 
 def _grid_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | None:
