@@ -164,7 +164,9 @@ def _sequence_infos(original: Function) -> Function:
         fused_params: dict[str, Any] | None,
     ) -> Any:
         arguments = (table_name_to_parameter_sharding, fused_params)
-        return _checked_infos(original, cls, module, fused_params, arguments)
+        infos_by_type = _checked_infos(original, cls, module, fused_params, arguments)
+        plan.check_sequence_widths(info for group in infos_by_type.values() for info in group)
+        return infos_by_type
 
     return describe
 

@@ -96,6 +96,35 @@ def check_sharding(infos: Iterable[EmbeddingShardingInfo]) -> None:
         raise PlanError("\n".join(problems))
 
 
+def check_sequence_widths(infos: Iterable[EmbeddingShardingInfo]) -> None:
+    """Checks that the column shards of an ``EmbeddingCollection``'s tables have one width.
+
+    TorchRec reads the lookups of all of them by the width of the first.
+
+    Args:
+        infos: As for :func:`check_sharding`.
+
+    Raises:
+        PlanError: Names two tables, or one, with shards of different widths, and what to set.
+    """
+    first: tuple[str, int] | None = None
+    for info in infos:
+        sharding = info.param_sharding
+        ours = isinstance((info.fused_params or {}).get("optimizer"), OptimType)
+        if not ours or sharding.sharding_type != ShardingType.COLUMN_WISE.value:
+            continue
+        for shard in sharding.sharding_spec.shards:
+            table, width = info.embedding_config.name, shard.shard_sizes[1]
+            first = first or (table, width)
+            if width != first[1]:
+                raise PlanError(
+                    f"table {table!r}: a column shard of {width} columns beside one of {first[1]} "
+                    f"of table {first[0]!r}; in an EmbeddingCollection TorchRec takes one width. "
+                    "Set the same ParameterConstraints(min_partition=...) for all its tables, or "
+                    "equal sizes in a plan written by hand"
+                )
+
+
 def _table_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | None:
     table = info.embedding_config.name
     sharding = info.param_sharding
