@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec import KeyedJaggedTensor
 from torchrec.distributed.sharding_plan import column_wise as columns_by_rank
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
 from torchrec.distributed.types import ShardingPlan
@@ -76,6 +78,41 @@ def test_weighted_bags_equal_the_unsharded_reference(sharding_type):
     any_width.assert_equals_reference(
         found, OptimType.FTRL, any_width.SUM_TABLES, shards, 6, weighted=True
     )
+
+
+def test_both_kinds_of_collection_in_one_model():
+    bags = (Table("bag", 9, 3, ("f0", "f1")), Table("one", 7, 1, ("f2",)))
+    sequences = (Table("sequence", 8, 7, ("f3",)),)
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = models.Model(bags)
+            self.sequences = models.Model(sequences, pooled=False)
+
+        def forward(self, first: KeyedJaggedTensor, second: KeyedJaggedTensor) -> torch.Tensor:
+            return self.bags(first) + self.sequences(second)
+
+    def train() -> dict:
+        model = Both()
+        sharders = [any_width.sharder_of(OptimType.FTRL, pooled) for pooled in (True, False)]
+        plan = models.plan_for(model, sharders, "row_wise", (*bags, *sequences))
+        sharded = models.shard(model, sharders, plan)
+        start = models.initial_weights(bags) | models.initial_weights(sequences)
+        models.write_weights(sharded, start)
+        rank = dist.get_rank()
+        for first, second in zip(
+            models.batches(6, bags), models.batches(6, sequences), strict=True
+        ):
+            sharded(first.of_rank(rank, 2), second.of_rank(rank, 2)).backward()
+        return models.read_weights(sharded)
+
+    found = run_on_ranks(2, train)
+    for tables, pooled in ((bags, True), (sequences, False)):
+        names = {table.name for table in tables}
+        own = [{name: parts for name, parts in rank.items() if name in names} for rank in found]
+        shards = any_width.shard_widths("row_wise", tables)
+        any_width.assert_equals_reference(own, OptimType.FTRL, tables, shards, 6, pooled)
 
 
 @pytest.mark.parametrize("sizes", [(4, 3), (1, 6), (5, 2)])
