@@ -80,6 +80,42 @@ def test_weighted_bags_equal_the_unsharded_reference(sharding_type):
     )
 
 
+@pytest.mark.parametrize("sharding_type", ["table_wise", "column_wise"])
+def test_variable_batch_sizes_train_as_repeated_examples_do(sharding_type):
+    """Every feature's distinct bags, and which of them each example has (TorchRec's VBE)."""
+    tables = (Table("a", 9, 3, ("f0", "f1")), Table("b", 7, 1, ("f2",)), Table("c", 8, 6, ("f3",)))
+    features = ["f0", "f1", "f2", "f3"]
+
+    def train(variable: bool) -> dict:
+        sharded = any_width.sharded_model(OptimType.FTRL, sharding_type, tables)
+        rank = dist.get_rank()
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(3):
+            bags = [
+                [
+                    torch.randint(rows, (length,), generator=generator)
+                    for length in torch.randint(0, 4, (distinct,), generator=generator).tolist()
+                ]
+                for rows, distinct in zip((9, 9, 7, 8), (3 + rank, 2, 4 - rank, 1), strict=True)
+            ]
+            inverse = torch.stack([torch.arange(4) % len(of_feature) for of_feature in bags])
+            keywords: dict = {"inverse_indices": (features, inverse)}
+            keywords["stride_per_key_per_rank"] = [[len(of_feature)] for of_feature in bags]
+            if not variable:
+                pairs = zip(bags, inverse.tolist(), strict=True)
+                bags, keywords = [[own[i] for i in numbers] for own, numbers in pairs], {}
+            flat = [bag for of_feature in bags for bag in of_feature]
+            lengths = torch.tensor([len(bag) for bag in flat])
+            batch = KeyedJaggedTensor(features, torch.cat(flat), lengths=lengths, **keywords)
+            sharded.module.ebc(batch).values().square().sum().backward()
+        return models.read_weights(sharded)
+
+    found, expected = (models.assemble(run_on_ranks(2, train, each)) for each in (True, False))
+    for name, weight in expected.items():
+        assert not torch.equal(weight, models.initial_weights(tables)[name])
+        torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-6)
+
+
 def test_both_kinds_of_collection_in_one_model():
     bags = (Table("bag", 9, 3, ("f0", "f1")), Table("one", 7, 1, ("f2",)))
     sequences = (Table("sequence", 8, 7, ("f3",)),)

@@ -94,6 +94,18 @@ def test_one_width_equals_the_float64_reference(optimizer, dim, pooling) -> None
     _train_beside_reference(optimizer, [(7, dim), (1, dim), (12, dim)], [0, 1, 0, 2], pooling)
 
 
+@OPTIMIZERS
+def test_tables_are_stored_at_their_width(optimizer) -> None:
+    """One behind the other, without padding, weights and states alike."""
+    module = make_module(optimizer, MIXED, feature_table_map=SHARED, **HYPERPARAMETERS[optimizer])
+    elements, rows = sum(n * dim for n, dim in MIXED), sum(n for n, _ in MIXED)
+    assert module.weights_host.numel() == elements
+    for state, buffer in zip(module._states, module._state_buffers(), strict=True):
+        assert buffer.numel() == (rows if state.rowwise else elements)
+    ends = torch.tensor([n * dim for n, dim in MIXED]).cumsum(0).tolist()
+    assert module.weights_physical_offsets == [0, *ends[:-1]]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "keywords"),
     [
