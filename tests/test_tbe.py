@@ -37,8 +37,9 @@ from .modules import (
 
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("required", [None, [1, 0, 1]])
-def test_gradient_of_per_sample_weights(pooling, required) -> None:
-    shapes, feature_tables = [(7, 4), (5, 36)], [0, 1, 0]
+@pytest.mark.parametrize("dims", [(4, 36), (1, 7), (131, 2)])
+def test_gradient_of_per_sample_weights(pooling, required, dims) -> None:
+    shapes, feature_tables = [(7, dims[0]), (5, dims[1])], [0, 1, 0]
     module = make_module(OptimType.EXACT_SGD, shapes, pooling, feature_table_map=feature_tables)
     tables = random_tables(shapes)
     fill(module, tables)
@@ -308,8 +309,14 @@ def _specs(rows: int = 3, dim: int = 4, device: ComputeDevice = ComputeDevice.CP
             "not a torchrec_ext.OptimType",
         ),
         (_specs(), {"poolingmode": 1}, TypeError, "poolingmode=1 is neither"),
-        (_specs(dim=6), {}, ValueError, "rows of dim 6"),
         (_specs(dim=0), {}, ValueError, "rows of dim 0"),
+        (_specs(dim=-1), {}, ValueError, "rows of dim -1"),
+        (
+            _specs(dim=6, device=ComputeDevice.CUDA),
+            {"table_names": ["clicks"]},
+            ValueError,
+            "table 'clicks' has dim 6; on CUDA dims are multiples of 4: give it embedding_dim=8",
+        ),
         ([], {}, ValueError, "at least one table"),
         (_specs(device=ComputeDevice.MTIA), {}, ValueError, "kernels for CPU and CUDA"),
         (_specs(), {"weights_precision": SparseType.BF16}, ValueError, "FP32 or FP16"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +10,10 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitState,
     SplitTableBatchedEmbeddingBagsCodegen,
-    construct_split_state,
 )
 from torch import Tensor
 
-from torchrec_ext import host_memory
+from torchrec_ext import any_width, host_memory
 from torchrec_ext.optimizers import OptimizerSpec, State
 
 
@@ -28,6 +27,13 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
     _spec: OptimizerSpec
     _states: tuple[State, ...]
     _hyperparameters: dict[str, Any]
+
+    def __init__(
+        self, embedding_specs: Sequence[tuple[int, int, Any, Any]], *arguments: Any, **keywords: Any
+    ) -> None:
+        """Builds FBGEMM's module; on the host its tables have any width."""
+        construct = any_width.constructor_of(self, embedding_specs)
+        construct(list(embedding_specs), *arguments, **keywords)
 
     @property
     def table_labels(self) -> list[str]:
@@ -118,7 +124,7 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
 
     def _allocate_states(self) -> None:
         for state in self._states:
-            split = construct_split_state(
+            split = any_width.construct_split_state(
                 self.embedding_specs, rowwise=state.rowwise, cacheable=False
             )
             self._apply_split(split, prefix=state.name, dtype=state.dtype)

@@ -30,8 +30,8 @@ class TableBatchedEmbeddingBags(OptimizerClock):
     branches on it.
 
     Args:
-        embedding_specs: ``(rows, dim, location, compute device)`` of each table; dims are multiples
-            of 4.
+        embedding_specs: ``(rows, dim, location, compute device)`` of each table; dims are any on
+            the CPU, multiples of 4 up to 2048 on CUDA.
         optimizer: The optimizer of all tables.
         rounding_seed: Key of the stochastic rounding of float16 weights.
         **keywords: FBGEMM's other keywords, with FBGEMM's defaults, and the optimizer's

@@ -135,10 +135,9 @@ def check_tables(
     check_feature_table_map(feature_table_map, names)
     on_cuda = embedding_specs[0][3] == ComputeDevice.CUDA
     for name, (rows, dim, location, device) in zip(names, embedding_specs, strict=True):
-        if rows < 0 or dim <= 0 or dim % 4 != 0:
+        if rows < 0 or dim <= 0:
             raise ValueError(
-                f"table {name!r} has {rows} rows of dim {dim}; FBGEMM needs dims that are positive "
-                "multiples of 4"
+                f"table {name!r} has {rows} rows of dim {dim}; rows are at least 0, dims at least 1"
             )
         _check_placement(name, dim, location, device)
         if (device == ComputeDevice.CUDA) != on_cuda:
@@ -177,6 +176,12 @@ def _check_placement(name: str, dim: int, location: Any, device: ComputeDevice) 
     if device != ComputeDevice.CUDA:
         raise ValueError(
             f"table {name!r} is on {device}; torchrec_ext has kernels for CPU and CUDA"
+        )
+    if dim % cuda.COLUMNS_PER_LANE != 0:
+        raise ValueError(
+            f"table {name!r} has dim {dim}; on CUDA dims are multiples of {cuda.COLUMNS_PER_LANE}: "
+            f"give it embedding_dim={-(-dim // cuda.COLUMNS_PER_LANE) * cuda.COLUMNS_PER_LANE}, or "
+            "use ComputeDevice.CPU with EmbeddingLocation.HOST, which takes any dim"
         )
     missing = cuda.load()
     if missing is not None:

@@ -154,8 +154,12 @@ def plan_for(
     sharding_type: str | None,
     tables: Sequence[Table] = BAG_TABLES,
     local_world_size: int | None = None,
+    columns: int = COLUMNS_PER_SHARD,
 ) -> ShardingPlan:
-    """The planner's plan, with one sharding type or (None) as it likes."""
+    """The planner's plan, with one sharding type or (None) as it likes.
+
+    Column shards have at least ``columns`` columns.
+    """
     world_size = dist.get_world_size()
     topology = Topology(
         world_size=world_size,
@@ -164,9 +168,7 @@ def plan_for(
     )
     constraints = None
     if sharding_type is not None:
-        constraint = ParameterConstraints(
-            sharding_types=[sharding_type], min_partition=COLUMNS_PER_SHARD
-        )
+        constraint = ParameterConstraints(sharding_types=[sharding_type], min_partition=columns)
         constraints = {table.name: constraint for table in tables}
     planner = EmbeddingShardingPlanner(topology=topology, constraints=constraints)
     return planner.collective_plan(model, list(sharders), dist.group.WORLD)

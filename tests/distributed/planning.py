@@ -32,14 +32,15 @@ def collection(
     pooled: bool = True,
     dtype: DataType = DataType.FP16,
     rows: int | dict[str, int] = ROWS,
+    dim: int = DIM,
 ) -> Any:
-    """Tables of ``rows`` (of each, or by name) x 64 on the meta device."""
+    """Tables of ``rows`` (of each, or by name) x ``dim`` on the meta device."""
     config = EmbeddingBagConfig if pooled else EmbeddingConfig
     configs: list[Any] = [
         config(
             name=name,
             num_embeddings=rows if isinstance(rows, int) else rows[name],
-            embedding_dim=DIM,
+            embedding_dim=dim,
             feature_names=[f"f_{name}"],
             data_type=dtype,
         )
@@ -66,13 +67,14 @@ def constraints(
     sharding_types: Sequence[str] = SHARDING_TYPES,
     kernels: Sequence[str] | None = None,
     names: Sequence[str] = ("t0",),
+    columns: int | None = COLUMNS_PER_SHARD,
 ) -> dict[str, ParameterConstraints]:
-    """The same constraints for every table."""
+    """The same constraints for every table; column shards have at least ``columns`` columns."""
     return {
         name: ParameterConstraints(
             sharding_types=list(sharding_types),
             compute_kernels=None if kernels is None else list(kernels),
-            min_partition=COLUMNS_PER_SHARD,
+            min_partition=columns,
         )
         for name in names
     }

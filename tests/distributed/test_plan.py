@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.distributed.remote_device import _remote_device
 from torchrec import PoolingType
 from torchrec.distributed import embedding, embeddingbag
 from torchrec.distributed.embedding_lookup import (
@@ -232,15 +233,20 @@ def test_mean_pooling_under_grid_shard_is_refused(optimizer):
         run_on_ranks(2, build)
 
 
-def test_a_width_that_fbgemm_cannot_look_up_is_refused_by_table():
+def test_a_width_that_cuda_cannot_look_up_is_refused_by_table():
     def build() -> None:
         tables = (models.BAG_TABLES[0], models.Table("odd", 8, 6, ("f1",)))
         model = models.Model(tables)
         sharder = EmbeddingBagCollectionSharder(FTRL)
-        models.shard(model, [sharder], models.plan_for(model, [sharder], "table_wise", tables))
+        sharding_plan = models.plan_for(model, [sharder], "table_wise", tables)
+        for sharding in next(iter(sharding_plan.plan.values())).values():
+            for part in sharding.sharding_spec.shards:
+                part.placement = _remote_device("rank:0/cuda:0")
+        models.shard(model, [sharder], sharding_plan)
 
-    with pytest.raises(PlanError, match="table 'odd': a shard of 6 columns"):
+    with pytest.raises(PlanError, match="^table 'odd': a shard of 6 columns; on CUDA") as caught:
         run_on_ranks(1, build)
+    assert "'t0'" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("pooled", "whose"), SHARDERS)

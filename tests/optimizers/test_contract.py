@@ -26,8 +26,8 @@ from ..modules import (
 )
 
 OPTIMIZERS = pytest.mark.parametrize("optimizer", list(OptimType), ids=lambda o: o.name)
-SHAPES = [(7, 4), (1, 64), (12, 8), (40, 20)]
-FEATURE_TABLES = [0, 1, 0, 2, 3, 3]
+SHAPES = [(7, 4), (1, 64), (12, 8), (40, 20), (9, 1), (6, 7)]
+FEATURE_TABLES = [0, 1, 0, 2, 3, 3, 4, 5, 4]
 ROWS = [SHAPES[table][0] for table in FEATURE_TABLES]
 CAPABILITIES = ("default", "avx2", "avx512")
 # Adam's first steps divide the gradient by its own size: what a float32 sum of lookups lost where
@@ -128,7 +128,7 @@ def _trained(optimizer: OptimType, threads: int, capability: str, **keywords):
     torch.manual_seed(1)
     torch.set_num_threads(threads)
     _C.set_cpu_capability(capability)
-    shapes = [(50, 4), (3, 36), (2000, 64), (31, 100), (9, 516)]
+    shapes = [(50, 4), (3, 36), (2000, 64), (31, 100), (9, 516), (70, 1), (12, 7), (9, 131)]
     module = make_module(optimizer, shapes, **HYPERPARAMETERS[optimizer], **keywords)
     fill(module, random_tables(shapes))
     for _ in range(2):

@@ -128,7 +128,12 @@ def test_aliases_of_hyperparameters_are_accepted(base: str) -> None:
         ("train.epochs='2'", "train.epochs: input should be a valid integer, got '2'"),
         ("seed=yes", "seed: input should be a valid integer, got True"),
         ("train.shuffle=1", "train.shuffle: input should be a valid boolean, got 1"),
-        ("model.wide_dim=6", "model.wide_dim: input should be a multiple of 4, got 6"),
+        ("model.wide_dim=0", "model.wide_dim: input should be greater than or equal to 1, got 0"),
+        ("model.wide_dim=2049", "model.wide_dim: input should be less than or equal to 2048"),
+        (
+            "model={type: factorization_machine}",
+            "deep_optimizer: missing; model.type factorization_machine needs one",
+        ),
         ("model={type: wide_deep, hidden: [8, a]}", "model.hidden[1]: input should be a valid int"),
         ("model={type: wide_deep}", "deep_optimizer: missing; model.type wide_deep needs one"),
         ("deep_optimizer.type=ftrl", "deep_optimizer: has no effect with model.type linear"),
@@ -147,6 +152,29 @@ def test_aliases_of_hyperparameters_are_accepted(base: str) -> None:
 )
 def test_mistakes_are_named_with_their_path(base: str, override: str, expected: str) -> None:
     assert expected in _error(base, override)
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "width"),
+    [
+        ("{type: linear, wide_dim: 6}", "wide_dim", 6),
+        ("{type: wide_deep, wide_dim: 4, deep_dim: 5}", "deep_dim", 5),
+        ("{type: factorization_machine, wide_dim: 4, factor_dim: 7}", "factor_dim", 7),
+        ("{type: factorization_machine}", "wide_dim", 1),
+    ],
+)
+def test_widths_that_fbgemms_optimizers_do_not_take_are_named(
+    base: str, model: str, key: str, width: int
+) -> None:
+    overrides = [f"model={model}", "optimizer={type: fbgemm_exact_sgd}"]
+    if "linear" not in model:
+        overrides.append("deep_optimizer={type: fbgemm_exact_sgd}")
+    expected = (
+        f"model.{key}: {width} columns, but the tables of fbgemm_exact_sgd have multiples of 4"
+    )
+    assert expected in _error(base, *overrides)
+    ours = [text.replace("fbgemm_exact_sgd", "exact_sgd") for text in overrides]
+    assert getattr(load_config(Config, base, ours).model, key) == width
 
 
 def test_every_mistake_is_named(base: str) -> None:

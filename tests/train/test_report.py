@@ -87,6 +87,15 @@ def test_results_are_laid_out_in_the_order_of_the_data() -> None:
     assert lines[4].split() == ["all", "wide", "6/12", "50.0%", "10/16", "62.5%"]
 
 
+def test_factor_tables_have_a_total_of_their_own() -> None:
+    zeros = {"wide_a": ZeroCount(1, 2, 3, 4), "factor_a": ZeroCount(0, 6, 3, 12)}
+    evaluation = Evaluation(1, Quality(0.5, 0.5, 0.5, 2), zeros)
+    history = History(losses=[1.0], evaluations=[evaluation], zeros=zeros)
+    lines = format_results(CONFIG, history, ["a"]).splitlines()
+    assert lines[-1].split() == ["all", "factor", "0/6", "0.0%", "3/12", "25.0%"]
+    assert summarise(CONFIG, history)["zeros"]["all_factor"]["total"] == 12
+
+
 def test_run_folders_are_new_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first, second = make_run_folder(None, "run"), make_run_folder(None, "run")

@@ -97,14 +97,17 @@ def test_two_ranks_give_the_weights_of_one_after_fifty_steps(sharding_type: str)
     assert 0 < one[0][0].zeros["wide_f0"].touched_zeros < one[0][0].zeros["wide_f0"].touched
 
 
-def test_l1_scales_with_the_columns_as_documented() -> None:
+@pytest.mark.parametrize("columns", [1, 3, 8])
+def test_l1_scales_with_the_columns_as_documented(columns: int) -> None:
     """Twice the columns halves the gradient, so half of l1 and beta give the same weights."""
-    halves = {**FTRL, "ftrl_beta": 0.01 / 2, "l1_reg": 0.004 / 2}
-    config = _config(model={"type": "linear", "wide_dim": 8}, optimizer=halves)
+    scale = 4 / columns
+    scaled = {**FTRL, "ftrl_beta": 0.01 * scale, "l1_reg": 0.004 * scale}
+    config = _config(model={"type": "linear", "wide_dim": columns}, optimizer=scaled)
     narrow, wide = run_on_ranks(1, _train, _config())[0], run_on_ranks(1, _train, config)[0]
     for (_, _, _, expected), (_, _, _, found) in zip(narrow[1], wide[1], strict=True):
-        # Sums over 4 and 8 columns round differently.
-        torch.testing.assert_close(found[:, :4], expected, rtol=0, atol=1e-5)
+        assert found.shape[1] == columns
+        # Sums over other numbers of columns round differently.
+        torch.testing.assert_close(found[:, :1], expected[:, :1], rtol=0, atol=1e-5)
     for table, count in narrow[0].zeros.items():
         assert wide[0].zeros[table].touched_share == count.touched_share
 

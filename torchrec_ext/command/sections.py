@@ -41,8 +41,9 @@ def did_you_mean(given: str, legal: Sequence[str], prefix: str = "") -> str:
 
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-# FBGEMM's rows are multiples of 4 columns.
+# Rows of FBGEMM's own modules are multiples of 4 columns, those of ours have any width.
 Dim = Annotated[int, Field(ge=4, le=2048, multiple_of=4)]
+Width = Annotated[int, Field(ge=1, le=2048)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 

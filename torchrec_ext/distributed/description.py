@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchrec_ext.distributed.saved_form import columns_per_value, saved_names
+from torchrec_ext.distributed.saved_form import COLUMNS_PER_VALUE, saved_names
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers import State, spec_of
 
@@ -62,7 +62,11 @@ class Description:
         """The sizes that a saved state may have."""
         if not state.rowwise:
             return [(self.rows, self.dim)]
-        return [(self.rows,), (self.rows, self.dim // columns_per_value(self.dim))]
+        values = [
+            self.dim,
+            *([] if self.dim % COLUMNS_PER_VALUE else [self.dim // COLUMNS_PER_VALUE]),
+        ]
+        return [(self.rows,), *((self.rows, each) for each in values)]
 
     def to_tensor(self) -> Tensor:
         """uint8, of one size for every optimizer."""

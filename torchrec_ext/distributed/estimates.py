@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -24,7 +26,7 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.planner.types import SharderData, ShardingOption, Storage
 
 from torchrec_ext.distributed import table_optimizers
-from torchrec_ext.distributed.patching import Function
+from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.optimizers import State
 
 MANAGED_KERNELS = (
@@ -171,3 +173,27 @@ def _add_traffic(
         row_bytes = sum(state.bytes_of(1, context.emb_dim) for state in states)
         backward = shard.perf.bwd_compute + 2 * rows * row_bytes / context.device_bw
         shard.perf = dataclasses.replace(shard.perf, bwd_compute=backward)
+
+
+def _storage(original: Function) -> Function:
+    @functools.wraps(original)
+    def estimate(self: Any, sharding_options: Any, sharder_data_map: Any) -> None:
+        estimate_storage(original, self, sharding_options, sharder_data_map)
+
+    return estimate
+
+
+def _perf(original: Function) -> Function:
+    @functools.wraps(original)
+    def estimate(self: Any, sharding_options: Any, sharder_data_map: Any) -> None:
+        original(self, sharding_options, sharder_data_map)
+        add_state_traffic(self, sharding_options, sharder_data_map)
+
+    return estimate
+
+
+_PARAMETERS = ("self", "sharding_options", "sharder_data_map")
+SEAMS = (
+    Seam(EmbeddingStorageEstimator, "estimate", _PARAMETERS, _storage),
+    Seam(EmbeddingPerfEstimator, "estimate", _PARAMETERS, _perf),
+)

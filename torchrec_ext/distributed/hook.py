@@ -3,9 +3,8 @@
 Two factories build the kernel of a group of tables and choose it by compute kernel alone; ours look
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
-table between ranks and would lose states. The last two are the planner's estimates, which would
-count no states of ours. ``checkpoint_load``, ``checkpoint_plan``, ``eviction`` and
-``fused_collections`` describe theirs.
+table between ranks and would lose states. ``checkpoint_load``, ``checkpoint_plan``,
+``column_shards``, ``estimates``, ``eviction`` and ``fused_collections`` describe theirs.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ from torchrec.distributed.embedding_lookup import (
 )
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBag, ShardedEmbeddingBagCollection
-from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimator
-from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
 
 from torchrec_ext.distributed import (
     checkpoint_load,
     checkpoint_plan,
+    column_shards,
     estimates,
     eviction,
     fused_collections,
@@ -166,7 +164,9 @@ def _sequence_infos(original: Function) -> Function:
         fused_params: dict[str, Any] | None,
     ) -> Any:
         arguments = (table_name_to_parameter_sharding, fused_params)
-        return _checked_infos(original, cls, module, fused_params, arguments)
+        infos_by_type = _checked_infos(original, cls, module, fused_params, arguments)
+        plan.check_sequence_widths(info for group in infos_by_type.values() for info in group)
+        return infos_by_type
 
     return describe
 
@@ -208,25 +208,6 @@ def _reshard(original: Function) -> Function:
 
     return update_shards
 
-
-def _storage_estimate(original: Function) -> Function:
-    @functools.wraps(original)
-    def estimate(self: Any, sharding_options: Any, sharder_data_map: Any) -> None:
-        estimates.estimate_storage(original, self, sharding_options, sharder_data_map)
-
-    return estimate
-
-
-def _perf_estimate(original: Function) -> Function:
-    @functools.wraps(original)
-    def estimate(self: Any, sharding_options: Any, sharder_data_map: Any) -> None:
-        original(self, sharding_options, sharder_data_map)
-        estimates.add_state_traffic(self, sharding_options, sharder_data_map)
-
-    return estimate
-
-
-_ESTIMATE = ("self", "sharding_options", "sharder_data_map")
 
 SEAMS = (
     Seam(
@@ -279,10 +260,10 @@ SEAMS = (
         ("self", "changed_sharding_params", "env", "device"),
         _reshard,
     ),
-    Seam(EmbeddingStorageEstimator, "estimate", _ESTIMATE, _storage_estimate),
-    Seam(EmbeddingPerfEstimator, "estimate", _ESTIMATE, _perf_estimate),
     *checkpoint_load.SEAMS,
     *checkpoint_plan.SEAMS,
+    *column_shards.SEAMS,
+    *estimates.SEAMS,
     *eviction.SEAMS,
     *fused_collections.SEAMS,
 )

@@ -16,7 +16,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
 
-from torchrec_ext import optim
+from torchrec_ext import cuda, optim
 from torchrec_ext.distributed.table_optimizers import named
 from torchrec_ext.optim_type import OptimType
 
@@ -98,6 +98,35 @@ def check_sharding(infos: Iterable[EmbeddingShardingInfo]) -> None:
         raise PlanError("\n".join(problems))
 
 
+def check_sequence_widths(infos: Iterable[EmbeddingShardingInfo]) -> None:
+    """Checks that the column shards of an ``EmbeddingCollection``'s tables have one width.
+
+    TorchRec reads the lookups of all of them by the width of the first.
+
+    Args:
+        infos: As for :func:`check_sharding`.
+
+    Raises:
+        PlanError: Names two tables, or one, with shards of different widths, and what to set.
+    """
+    first: tuple[str, int] | None = None
+    for info in infos:
+        sharding = info.param_sharding
+        ours = isinstance((info.fused_params or {}).get("optimizer"), OptimType)
+        if not ours or sharding.sharding_type != ShardingType.COLUMN_WISE.value:
+            continue
+        for shard in sharding.sharding_spec.shards:
+            table, width = info.embedding_config.name, shard.shard_sizes[1]
+            first = first or (table, width)
+            if width != first[1]:
+                raise PlanError(
+                    f"table {table!r}: a column shard of {width} columns beside one of {first[1]} "
+                    f"of table {first[0]!r}; in an EmbeddingCollection TorchRec takes one width. "
+                    "Set the same ParameterConstraints(min_partition=...) for all its tables, or "
+                    "equal sizes in a plan written by hand"
+                )
+
+
 def _table_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | None:
     table = info.embedding_config.name
     sharding = info.param_sharding
@@ -111,15 +140,18 @@ def _table_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | N
 
 
 def _width_problem(table: str, sharding: ParameterSharding) -> str | None:
-    widths = {shard.shard_sizes[1] for shard in sharding.sharding_spec.shards}
-    odd = sorted(width for width in widths if width % 4 != 0)
-    if not odd:
-        return None
-    return (
-        f"table {table!r}: a shard of {odd[0]} columns; FBGEMM's lookup takes multiples of 4. "
-        "Choose an embedding_dim that is a multiple of 4 and, for column shards, "
-        "ParameterConstraints(min_partition=...) that is one too"
-    )
+    """On the CPU shards have any width; FBGEMM's lookup on CUDA reads four columns at a time."""
+    for shard in sharding.sharding_spec.shards:
+        width, place = shard.shard_sizes[1], shard.placement
+        on_device = place is not None and place.device().type != "cpu"
+        if on_device and width % cuda.COLUMNS_PER_LANE != 0:
+            return (
+                f"table {table!r}: a shard of {width} columns; on CUDA widths are multiples of "
+                f"{cuda.COLUMNS_PER_LANE}. Choose an embedding_dim that is one and, for column "
+                "shards, ParameterConstraints(min_partition=...) that is one too, or shard the "
+                "table on the CPU, where any width is right"
+            )
+    return None
 
 
 def _grid_problem(info: EmbeddingShardingInfo) -> str | None:

@@ -3,9 +3,9 @@
 - A ``[rows, D]`` state is sharded as the weights are.
 - A ``[rows]`` state is one array, sharded by rows, while no shard splits the columns. Shards of
   columns keep such a state each for itself; then it is saved as ``[rows, D / 4]``, the value of a
-  shard repeated for every four of its columns. A plan with other shards takes the mean over its
-  own columns, which is the value of the whole row where the state is a mean over columns: exact
-  where all are equal.
+  shard repeated for every four of its columns (``[rows, D]`` where they are no multiples of 4). A
+  plan with other shards takes the mean over its own columns, which is the value of the whole row
+  where the state is a mean over columns: exact where all are equal.
 - Beside the states stands what they are of: :mod:`torchrec_ext.distributed.description`.
 
 TorchRec's ``EmbeddingFusedOptimizer`` instead stacks the ``[rows]`` states of column shards, which
@@ -34,6 +34,8 @@ from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
 # The first state's name in TorchRec's checkpoints, whatever the optimizer.
 FIRST_STATE = "momentum1"
+# TorchRec's planner cuts columns at multiples of this.
+COLUMNS_PER_VALUE = 4
 
 
 class SavedTable:
@@ -65,6 +67,7 @@ class SavedTable:
         self.parts = [list(each) for each in parts]
         self._states = dict(zip(saved_names(states), states, strict=True))
         self._process_group = process_group
+        self._width = columns_per_value(self.shards)
         self._views = {
             saved: self._sharded(saved)
             for saved, state in self._states.items()
@@ -115,8 +118,9 @@ class SavedTable:
         if not isinstance(value, ShardedTensor):
             return rowwise  # then it is whole
         found = [_area(shard.metadata) for shard in value.local_shards()]
-        flat = len(value.metadata().size) == 1
-        return found == [_area(self._saved_place(own, rowwise, flat)) for own in self.local]
+        size = value.metadata().size
+        expected = [self._saved_place(own, size) if rowwise else own for own in self.local]
+        return found == [_area(each) for each in expected]
 
     def write_rowwise(self, key: str, saved: ShardedTensor | Tensor) -> None:
         """Writes a saved ``[rows]`` state into the module.
@@ -139,7 +143,7 @@ class SavedTable:
             return self._assemble(self.shards, (self.rows, self.dim), parts)
         if not self.splits_columns:
             return self._assemble([_rows_of(shard) for shard in self.shards], (self.rows,), parts)
-        width = columns_per_value(self.dim)
+        width = self._width
         repeated = [
             part.unsqueeze(1).repeat(1, shard.shard_sizes[1] // width)
             for part, shard in zip(parts, self.local, strict=True)
@@ -156,18 +160,26 @@ class SavedTable:
 
     def _value_of(self, saved: ShardedTensor | Tensor, own: ShardMetadata) -> Tensor:
         """What a local shard takes of a saved ``[rows]`` state."""
-        first, rows = own.shard_offsets[0], own.shard_sizes[0]
         if not isinstance(saved, ShardedTensor):
-            return saved[first : first + rows]
-        flat = len(saved.metadata().size) == 1
-        wanted = _area(self._saved_place(own, True, flat))
+            return self._value_of_whole(saved, own)
+        size = saved.metadata().size
+        wanted = _area(self._saved_place(own, size))
         found = next(s.tensor for s in saved.local_shards() if _area(s.metadata) == wanted)
-        return found if flat else found.mean(dim=1, dtype=torch.float64)
+        return found if len(size) == 1 else found.mean(dim=1, dtype=torch.float64)
 
-    def _saved_place(self, own: ShardMetadata, rowwise: bool, flat: bool) -> ShardMetadata:
-        if not rowwise:
-            return own
-        return _rows_of(own) if flat else _scaled(own, columns_per_value(self.dim))
+    def _value_of_whole(self, saved: Tensor, own: ShardMetadata) -> Tensor:
+        rows, columns = (
+            slice(offset, offset + size)
+            for offset, size in zip(own.shard_offsets, own.shard_sizes, strict=True)
+        )
+        if saved.dim() == 1:
+            return saved[rows]
+        by_column = saved[rows].repeat_interleave(self.dim // saved.shape[1], dim=1)
+        return by_column[:, columns].mean(dim=1, dtype=torch.float64)
+
+    def _saved_place(self, own: ShardMetadata, size: Sequence[int]) -> ShardMetadata:
+        """Where a shard has its part of a ``[rows]`` state that is saved in this size."""
+        return _rows_of(own) if len(size) == 1 else _scaled(own, self.dim // size[1])
 
 
 def sharded_tensor(
@@ -185,9 +197,10 @@ def sharded_tensor(
     )
 
 
-def columns_per_value(dim: int) -> int:
-    """How many columns share a saved value of a ``[rows]`` state: every shard has a multiple."""
-    return 4 if dim % 4 == 0 else 1
+def columns_per_value(shards: Sequence[ShardMetadata]) -> int:
+    """How many columns share a saved value of a ``[rows]`` state: equal in all the usual plans."""
+    widths = {shard.shard_sizes[1] for shard in shards}
+    return COLUMNS_PER_VALUE if all(width % COLUMNS_PER_VALUE == 0 for width in widths) else 1
 
 
 def _rows_of(shard: ShardMetadata) -> ShardMetadata:
@@ -213,10 +226,10 @@ def room_for(value: ShardedTensor, size: Sequence[int]) -> ShardedTensor | Tenso
         size: The size in the checkpoint.
 
     Returns:
-        The whole, where this plan's shards need overlapping rows; else sharded by rows.
+        The whole, where this plan's shards need overlapping parts; else sharded by rows.
     """
     local = value.local_shards()
-    if len(size) == 1:
+    if len(value.metadata().size) == 2:
         return torch.zeros(size, dtype=local[0].tensor.dtype, device=local[0].tensor.device)
     parts = [
         Shard(shard.tensor.unsqueeze(1).repeat(1, size[1]), _with_columns(shard.metadata, size[1]))

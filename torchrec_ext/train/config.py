@@ -8,13 +8,16 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from torchrec_ext.command.sections import (
     Count,
-    Dim,
     OptimizerConfig,
     Section,
     Seed,
     ShardingTypeName,
+    Width,
     key_error,
 )
+
+# What the tables of FBGEMM's own optimizers take.
+FBGEMM_WIDTH = 4
 
 
 class _DataSection(Section):
@@ -58,19 +61,29 @@ class LinearModel(Section):
     """Logistic regression on wide tables."""
 
     type: Literal["linear"]
-    wide_dim: Dim = 4
+    wide_dim: Width = 4
 
 
 class WideDeepModel(Section):
     """The linear model plus deep tables and an over-arch."""
 
     type: Literal["wide_deep"]
-    wide_dim: Dim = 4
-    deep_dim: Dim = 16
+    wide_dim: Width = 4
+    deep_dim: Width = 16
     hidden: list[Count] = Field(default_factory=lambda: [64, 32])
 
 
-ModelConfig = Annotated[LinearModel | WideDeepModel, Field(discriminator="type")]
+class FactorizationMachineModel(Section):
+    """The linear model plus products of the features' factors, which ``deep_optimizer`` trains."""
+
+    type: Literal["factorization_machine"]
+    wide_dim: Width = 1
+    factor_dim: Width = 8
+
+
+ModelConfig = Annotated[
+    LinearModel | WideDeepModel | FactorizationMachineModel, Field(discriminator="type")
+]
 
 
 class DenseOptimizerConfig(Section):
@@ -124,9 +137,25 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _deep_optimizer_fits_model(self, _: ValidationInfo) -> Config:
-        deep = isinstance(self.model, WideDeepModel)
+        deep = not isinstance(self.model, LinearModel)
         if deep and self.deep_optimizer is None:
-            raise key_error("deep_optimizer", "missing; model.type wide_deep needs one")
+            reason = f"missing; model.type {self.model.type} needs one"
+            raise key_error("deep_optimizer", reason)
         if not deep and self.deep_optimizer is not None:
             raise key_error("deep_optimizer", "has no effect with model.type linear; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _widths_suit_optimizers(self, _: ValidationInfo) -> Config:
+        for key in ("wide_dim", "deep_dim", "factor_dim"):
+            optimizer = self.optimizer if key == "wide_dim" else self.deep_optimizer
+            width = getattr(self.model, key, None)
+            if width is None or optimizer is None or optimizer.ours is not None:
+                continue
+            if width % FBGEMM_WIDTH != 0:
+                raise key_error(
+                    f"model.{key}",
+                    f"{width} columns, but the tables of {optimizer.type} have multiples of "
+                    f"{FBGEMM_WIDTH}; choose one, or an optimizer without fbgemm_",
+                )
         return self

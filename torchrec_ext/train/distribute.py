@@ -29,7 +29,7 @@ from torchrec_ext.distributed import EmbeddingBagCollectionSharder, PlanError
 from torchrec_ext.distributed.planner import EmbeddingShardingPlanner, ShardMemory
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.train.config import Config, DenseOptimizerConfig
-from torchrec_ext.train.model import Linear, WideDeep, wide_tables
+from torchrec_ext.train.model import Model, deep_tables, wide_tables
 from torchrec_ext.train.tables import initialise_tables
 
 # FBGEMM's optimizers under the names of the configuration. The class tells TorchRec's planner how
@@ -64,7 +64,7 @@ class Distributed:
     memory: tuple[ShardMemory, ...]
 
 
-def distribute(model: Linear | WideDeep, config: Config, ranks: Ranks) -> Distributed:
+def distribute(model: Model, config: Config, ranks: Ranks) -> Distributed:
     """Shard a model over all ranks and give its tables their initial weights.
 
     Args:
@@ -76,8 +76,9 @@ def distribute(model: Linear | WideDeep, config: Config, ranks: Ranks) -> Distri
         AgreedError: On every rank, if no sharding plan satisfies ``config.sharding``.
     """
     _apply(config.optimizer, wide_tables(model))
-    if isinstance(model, WideDeep) and config.deep_optimizer is not None:
-        _apply(config.deep_optimizer, model.deep)
+    deep = deep_tables(model)
+    if deep is not None and config.deep_optimizer is not None:
+        _apply(config.deep_optimizer, deep)
     sharder = EmbeddingBagCollectionSharder()
     plan, memory = ranks.on_first(lambda: _plan(model, sharder, config, ranks))
 
@@ -104,7 +105,7 @@ def describe_plan(plan: ShardingPlan, config: Config) -> list[list[str]]:
             shards = sharding.sharding_spec.shards
             count = max(s.shard_offsets[0] + s.shard_sizes[0] for s in shards)
             dim = max(s.shard_offsets[1] + s.shard_sizes[1] for s in shards)
-            deep = config.deep_optimizer if table.startswith("deep_") else None
+            deep = None if table.startswith("wide_") else config.deep_optimizer
             rows.append(
                 [
                     table,

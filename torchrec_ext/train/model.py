@@ -1,6 +1,7 @@
-"""Linear and wide & deep models on TorchRec's EmbeddingBagCollection.
+"""Linear models, wide & deep and factorization machines on TorchRec's EmbeddingBagCollection.
 
 Wide & deep: Cheng et al., "Wide & Deep Learning for Recommender Systems", DLRS 2016.
+Factorization machines: Rendle, "Factorization Machines", ICDM 2010.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torchrec_ext.train.config import ModelConfig, WideDeepModel
+from torchrec_ext.train.config import FactorizationMachineModel, ModelConfig, WideDeepModel
 from torchrec_ext.train.data import Examples
 
 
 class Linear(nn.Module):
     """Logistic regression: a bias plus, per feature, the sum of the weights of its bag.
 
-    FBGEMM's rows are at least 4 columns wide and a linear model needs one number. Here the *mean*
-    of a row's columns is its weight. All columns start at zero and receive the same gradient, so
-    they stay equal, and the share of zero weights is the share of zero rows. Were one column read
-    instead, the others would keep their initial zeros and inflate that share.
+    One column is enough. Optimizers of FBGEMM need at least 4: the *mean* of a row's columns is its
+    weight. All columns start at zero and receive the same gradient, so they stay equal, and the
+    share of zero weights is the share of zero rows. Were one column read instead, the others would
+    keep their initial zeros and inflate that share.
 
     Args:
         rows: Table size by feature name.
@@ -86,7 +87,42 @@ class WideDeep(nn.Module):
         return self.linear(sparse, dense) + self.over_arch(hidden).squeeze(1)
 
 
-def build_model(config: ModelConfig, examples: Examples) -> Linear | WideDeep:
+class FactorizationMachine(nn.Module):
+    """The linear model plus the dot products of the factors of every two features.
+
+    A feature's factors are the sum of those of its bag. Rows of one bag are not paired with each
+    other: where every bag has one row, this is Rendle's model of degree 2. With n features and k
+    factors it takes O(k n) by his identity, ``sum_{i<j} <v_i, v_j> = (|sum v|^2 - sum |v|^2) / 2``.
+
+    Args:
+        rows: Table size by feature name.
+        crossed: Features that only the linear part reads; pairs are what the factors are for.
+        config: Widths of the tables.
+    """
+
+    def __init__(
+        self, rows: dict[str, int], crossed: frozenset[str], config: FactorizationMachineModel
+    ) -> None:
+        super().__init__()
+        self.linear = Linear(rows, config.wide_dim)
+        self.paired = [name for name in rows if name not in crossed]
+        self.factors = _tables(
+            "factor", {name: rows[name] for name in self.paired}, config.factor_dim
+        )
+
+    def forward(self, sparse: KeyedJaggedTensor, dense: torch.Tensor) -> torch.Tensor:
+        """Compute logits; arguments and result as for ``Linear.forward``."""
+        factors = self.factors(sparse)
+        # By name: a sharded collection orders its keys by shard.
+        vectors = torch.stack([factors[name] for name in self.paired])
+        products = vectors.sum(dim=0).square() - vectors.square().sum(dim=0)
+        return self.linear(sparse, dense) + 0.5 * products.sum(dim=1)
+
+
+Model = Linear | WideDeep | FactorizationMachine
+
+
+def build_model(config: ModelConfig, examples: Examples) -> Model:
     """Build the model for a data set; tables are on the meta device until they are sharded.
 
     Args:
@@ -95,12 +131,21 @@ def build_model(config: ModelConfig, examples: Examples) -> Linear | WideDeep:
     """
     if isinstance(config, WideDeepModel):
         return WideDeep(examples.rows(), examples.crossed, examples.dense.shape[1], config)
+    if isinstance(config, FactorizationMachineModel):
+        return FactorizationMachine(examples.rows(), examples.crossed, config)
     return Linear(examples.rows(), config.wide_dim)
 
 
-def wide_tables(model: Linear | WideDeep) -> EmbeddingBagCollection:
+def wide_tables(model: Model) -> EmbeddingBagCollection:
     """Give the collection of wide tables of an unsharded model."""
-    return model.linear.wide if isinstance(model, WideDeep) else model.wide
+    return model.wide if isinstance(model, Linear) else model.linear.wide
+
+
+def deep_tables(model: Model) -> EmbeddingBagCollection | None:
+    """Give the collection of deep or factor tables of an unsharded model, if it has them."""
+    if isinstance(model, FactorizationMachine):
+        return model.factors
+    return model.deep if isinstance(model, WideDeep) else None
 
 
 def _tables(prefix: str, rows: dict[str, int], dim: int) -> EmbeddingBagCollection:

@@ -16,7 +16,7 @@ from torchrec_ext.train.config import Config
 from torchrec_ext.train.loop import History
 from torchrec_ext.train.tables import ZeroCount
 
-WIDE, DEEP = "wide_", "deep_"
+WIDE, DEEP, FACTOR = "wide_", "deep_", "factor_"
 
 
 def make_run_folder(output: str | None, name: str) -> Path:
@@ -86,6 +86,7 @@ def summarise(config: Config, history: History) -> dict[str, Any]:
         **history.zeros,
         "all_wide": total_of(history.zeros, WIDE),
         "all_deep": total_of(history.zeros, DEEP),
+        "all_factor": total_of(history.zeros, FACTOR),
     }
     return {
         "steps": len(history.losses),
@@ -132,7 +133,7 @@ def format_results(config: Config, history: History, order: Sequence[str]) -> st
             f"{last.quality.positive_share:.1%} positive)"
         )
     rows = [["exactly zero weights", "of touched", "", "of all", ""]]
-    for prefix in (WIDE, DEEP):
+    for prefix in (WIDE, DEEP, FACTOR):
         tables = [prefix + feature for feature in order if prefix + feature in history.zeros]
         rows += [_zero_row(table, history.zeros[table]) for table in tables]
         if tables:
@@ -166,7 +167,7 @@ def draw_curves(path: Path, config: Config, history: History) -> None:
     known = [e for e in history.evaluations if e.quality.auc is not None]
     auc_axes.plot([e.step for e in known], [e.quality.auc for e in known], "o-")
     auc_axes.set(title=f"{held_out} AUC", xlabel="step")
-    for prefix, label in ((WIDE, "wide"), (DEEP, "deep")):
+    for prefix, label in ((WIDE, "wide"), (DEEP, "deep"), (FACTOR, "factors")):
         totals = [total_of(evaluation.zeros, prefix) for evaluation in history.evaluations]
         if any(total.total for total in totals):
             zero_axes.plot(steps, [total.touched_share for total in totals], "o-", label=label)

@@ -22,7 +22,7 @@ class LocalShard:
     """The part of a table that this rank holds.
 
     Attributes:
-        table: Name of the table, ``wide_<feature>`` or ``deep_<feature>``.
+        table: Name of the table, ``wide_<feature>``, ``deep_<feature>`` or ``factor_<feature>``.
         rows: Rows of the whole table.
         dim: Columns of the whole table.
         first_row: The row of the table that is row 0 of ``weight``.
@@ -96,7 +96,7 @@ def initialise_tables(model: nn.Module, seed: int) -> None:
     """Give every table its initial weights, the same under every sharding plan.
 
     TorchRec draws initial weights shard by shard, so they would depend on the plan. Wide tables
-    start at zero. Deep tables start uniform in ``+-1 / sqrt(rows)``, TorchRec's default range.
+    start at zero. The others start uniform in ``+-1 / sqrt(rows)``, TorchRec's default range.
 
     Args:
         model: The model under DistributedModelParallel.
