@@ -15,7 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from torchrec_ext import cuda
+from torchrec_ext import bad_indices, cuda
 from torchrec_ext.optimizers import SPECS, OptimizerSpec
 
 PRECISIONS = (SparseType.FP32, SparseType.FP16)
@@ -169,6 +169,28 @@ def check_mode(
         raise ValueError(
             f"tables {list(names)}: sparse_mode='dense' runs on the CPU only; use 'lazy' on CUDA"
         )
+
+
+def check_own_keywords(
+    rounding_seed: Any,
+    drop_bad_indices: Any,
+    embedding_specs: Sequence[tuple[int, int, Any, ComputeDevice]],
+    names: Sequence[Any],
+) -> None:
+    """Checks the keywords that are neither FBGEMM's nor hyperparameters.
+
+    Raises:
+        ValueError: ``rounding_seed`` is no integer of 64 bits, or see
+            :func:`~torchrec_ext.bad_indices.check_option`.
+    """
+    integer = isinstance(rounding_seed, int) and not isinstance(rounding_seed, bool)
+    if not integer or not -(2**63) <= rounding_seed < 2**63:
+        raise ValueError(
+            f"tables {list(names)}: rounding_seed={rounding_seed!r} is not legal; it must be an "
+            "integer of 64 bits"
+        )
+    on_cuda = any(device == ComputeDevice.CUDA for _, _, _, device in embedding_specs)
+    bad_indices.check_option(drop_bad_indices, on_cuda, names)
 
 
 def _check_placement(name: str, dim: int, location: Any, device: ComputeDevice) -> None:

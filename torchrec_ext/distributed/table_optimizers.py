@@ -31,8 +31,9 @@ from torchrec_ext.tbe_arguments import (
 
 # Neither hyperparameters nor keywords of FBGEMM's module: keywords of ours, and keys that TorchRec
 # takes out of ``fused_params`` before a module sees them.
+OWN_KEYWORDS = frozenset({"rounding_seed", "drop_bad_indices"})
 KEPT_KEYS = frozenset(
-    {"optimizer", "rounding_seed", "_batch_key", USE_ONE_TBE_PER_TABLE, FUSED_PARAM_SSD_TABLE_LIST}
+    {"optimizer", *OWN_KEYWORDS, "_batch_key", USE_ONE_TBE_PER_TABLE, FUSED_PARAM_SSD_TABLE_LIST}
     | {
         value
         for name, value in vars(batched_embedding_kernel).items()
