@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,24 +38,6 @@ class GoodLookups(NamedTuple):
         if self.positions is None:
             return output
         return output.new_zeros(lookups, output.shape[1]).index_copy(0, self.positions, output)
-
-
-def check_option(value: Any, on_cuda: bool, tables: Sequence[Any]) -> None:
-    """Checks the keyword ``drop_bad_indices``.
-
-    Raises:
-        ValueError: It is no bool, or on and the tables are on CUDA.
-    """
-    if not isinstance(value, bool):
-        raise ValueError(
-            f"tables {list(tables)}: drop_bad_indices={value!r} is not legal; it must be True or "
-            "False"
-        )
-    if value and on_cuda:  # the number of good lookups is not known without waiting for the device
-        raise ValueError(
-            f"tables {list(tables)}: drop_bad_indices=True runs on the CPU only; on CUDA leave it "
-            "out and remove bad indices from the batch"
-        )
 
 
 def is_bad(

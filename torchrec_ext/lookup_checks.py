@@ -1,4 +1,4 @@
-"""Checks of a batch before it is looked up. They read shapes, and on the CPU the ends of offsets."""
+"""Checks of a batch before it is looked up: of shapes, and on the CPU of offsets."""
 
 from __future__ import annotations
 

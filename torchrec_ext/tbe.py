@@ -18,7 +18,7 @@ from torchrec_ext.autograd import FusedLookup, LookedUp, LookupInputs
 from torchrec_ext.lookup_checks import check_lookup
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizer_clock import OptimizerClock
-from torchrec_ext.optimizers import HyperparameterError, spec_of
+from torchrec_ext.optimizers import spec_of
 from torchrec_ext.tbe_arguments import (
     check_mode,
     check_own_keywords,
@@ -86,11 +86,13 @@ class TableBatchedEmbeddingBags(OptimizerClock):
         names = keywords.get("table_names") or list(range(len(embedding_specs)))
         try:
             resolved = spec.resolve(hyperparameters)
-        except HyperparameterError as error:
-            raise HyperparameterError(f"tables {list(names)}: {error}") from error
-        check_mode(embedding_specs, resolved, names)
-        check_own_keywords(rounding_seed, drop_bad_indices, embedding_specs, names)
-        max_gradient = max_gradient_of(fbgemm_keywords)
+            max_gradient = max_gradient_of(fbgemm_keywords)
+            check_own_keywords(
+                {"rounding_seed": rounding_seed, "drop_bad_indices": drop_bad_indices}
+            )
+        except ValueError as error:  # HyperparameterError is one
+            raise type(error)(f"tables {list(names)}: {error}") from error
+        check_mode(embedding_specs, resolved, drop_bad_indices, names)
         check_tables(embedding_specs, feature_table_map, fbgemm_keywords)
         super().__init__(
             list(embedding_specs),

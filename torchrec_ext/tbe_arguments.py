@@ -15,7 +15,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from torchrec_ext import bad_indices, cuda
+from torchrec_ext import cuda
 from torchrec_ext.optimizers import SPECS, OptimizerSpec
 
 PRECISIONS = (SparseType.FP32, SparseType.FP16)
@@ -157,40 +157,38 @@ def check_tables(
 def check_mode(
     embedding_specs: Sequence[tuple[int, int, Any, ComputeDevice]],
     resolved: Mapping[str, Any],
+    drop_bad_indices: bool,
     names: Sequence[Any],
 ) -> None:
-    """Checks that the tables' device has the mode that the hyperparameters ask for.
+    """Checks that the tables' device has the modes that are asked for.
 
     Raises:
-        ValueError: ``sparse_mode="dense"`` on CUDA.
+        ValueError: ``sparse_mode="dense"`` or ``drop_bad_indices=True`` on CUDA.
     """
     on_cuda = any(device == ComputeDevice.CUDA for _, _, _, device in embedding_specs)
     if on_cuda and resolved.get("sparse_mode") == "dense":
         raise ValueError(
             f"tables {list(names)}: sparse_mode='dense' runs on the CPU only; use 'lazy' on CUDA"
         )
+    if on_cuda and drop_bad_indices:  # how many are left is not known without waiting for it
+        raise ValueError(
+            f"tables {list(names)}: drop_bad_indices=True runs on the CPU only; on CUDA take bad "
+            "indices out of the batch before"
+        )
 
 
-def check_own_keywords(
-    rounding_seed: Any,
-    drop_bad_indices: Any,
-    embedding_specs: Sequence[tuple[int, int, Any, ComputeDevice]],
-    names: Sequence[Any],
-) -> None:
-    """Checks the keywords that are neither FBGEMM's nor hyperparameters.
+def check_own_keywords(keywords: Mapping[str, Any]) -> None:
+    """Checks the keywords that are neither FBGEMM's nor hyperparameters, where they are given.
 
     Raises:
-        ValueError: ``rounding_seed`` is no integer of 64 bits, or see
-            :func:`~torchrec_ext.bad_indices.check_option`.
+        ValueError: ``rounding_seed`` is no integer of 64 bits, or ``drop_bad_indices`` no bool.
     """
-    integer = isinstance(rounding_seed, int) and not isinstance(rounding_seed, bool)
-    if not integer or not -(2**63) <= rounding_seed < 2**63:
-        raise ValueError(
-            f"tables {list(names)}: rounding_seed={rounding_seed!r} is not legal; it must be an "
-            "integer of 64 bits"
-        )
-    on_cuda = any(device == ComputeDevice.CUDA for _, _, _, device in embedding_specs)
-    bad_indices.check_option(drop_bad_indices, on_cuda, names)
+    seed = keywords.get("rounding_seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"rounding_seed={seed!r} is not legal; it must be an integer of 64 bits")
+    drops = keywords.get("drop_bad_indices", False)
+    if not isinstance(drops, bool):
+        raise ValueError(f"drop_bad_indices={drops!r} is not legal; it must be True or False")
 
 
 def _check_placement(name: str, dim: int, location: Any, device: ComputeDevice) -> None:

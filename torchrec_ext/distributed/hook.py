@@ -4,7 +4,8 @@ Two factories build the kernel of a group of tables and choose it by compute ker
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
 table between ranks and would lose states; one loads optimizer states, and would not say that a
-clock is missing. The last two are the planner's estimates, which would count no states of ours.
+clock is missing. One distributes a batch, and would count lookups that are dropped. The last two
+are the planner's estimates, which would count no states of ours.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
 from torchrec.optim.keyed import KeyedOptimizer
 
-from torchrec_ext.distributed import estimates, patching, plan, reshard, table_optimizers
+from torchrec_ext.distributed import (
+    estimates,
+    mean_lookups,
+    patching,
+    plan,
+    reshard,
+    table_optimizers,
+)
 from torchrec_ext.distributed.checkpoint_checks import check_states
 from torchrec_ext.distributed.fused_optimizer import check_steps
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
@@ -194,6 +202,7 @@ def _checked_infos(
     infos = [info for group in infos_by_type.values() for info in group]
     table_optimizers.settle(infos, fused_params)
     plan.check_sharding(infos)
+    mean_lookups.rows_of_features(infos)  # refuses what it cannot do
     return infos_by_type
 
 
@@ -276,6 +285,9 @@ SEAMS = (
         "update_shards",
         ("self", "changed_sharding_params", "env", "device"),
         _reshard,
+    ),
+    Seam(
+        ShardedEmbeddingBagCollection, "input_dist", ("self", "ctx", "features"), mean_lookups.wrap
     ),
     Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
     Seam(EmbeddingStorageEstimator, "estimate", _ESTIMATE, _storage_estimate),

@@ -26,6 +26,8 @@ from torchrec_ext.optimizers import SPECS, HyperparameterError, OptimizerSpec, S
 from torchrec_ext.tbe_arguments import (
     FBGEMM_KEYWORDS,
     FBGEMM_OPTIMIZER_KEYWORDS,
+    check_own_keywords,
+    max_gradient_of,
     split_keywords,
 )
 
@@ -194,8 +196,19 @@ def _settled(info: EmbeddingShardingInfo, shared: Mapping[str, Any]) -> dict[str
             # A class of torch or TorchRec: FBGEMM's constructor would stumble over names of ours.
             keywords = getattr(info.param, "_optimizer_kwargs", [{}])[0]
             merged = _without_inherited(merged, shared, keywords)
+        _check_no_own_keywords(merged)
         return merged
     return _resolved(spec_of(optimizer), merged)
+
+
+def _check_no_own_keywords(merged: Mapping[str, Any]) -> None:
+    """FBGEMM's constructor would say no more than that it got an unexpected keyword."""
+    for name in sorted(merged.keys() & OWN_KEYWORDS):
+        raise HyperparameterError(
+            f"{name}={merged[name]!r} is a keyword of torchrec_ext, but the table's optimizer is "
+            f"{merged.get('optimizer')!r}; give it an OptimType or a class of torchrec_ext.optim, "
+            f"or leave {name} out"
+        )
 
 
 def _resolved(spec: OptimizerSpec, merged: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +217,10 @@ def _resolved(spec: OptimizerSpec, merged: Mapping[str, Any]) -> dict[str, Any]:
     others = {key: value for key, value in merged.items() if key not in KEPT_KEYS}
     try:
         module_keywords, hyperparameters = split_keywords(spec, others)
-    except TypeError as error:
+        # The module checks these as well, but only on the ranks that get one.
+        max_gradient_of(module_keywords)
+        check_own_keywords(kept)
+    except (TypeError, ValueError) as error:
         raise HyperparameterError(str(error)) from error
     return kept | module_keywords | spec.resolve(hyperparameters)
 
