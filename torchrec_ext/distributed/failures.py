@@ -183,8 +183,9 @@ class _Watch:
         after = self._beats()
         silent = [rank for rank, beats in before.items() if after.get(rank) == beats]
         if not silent:
-            self._claim(f"rank {self._rank} failed: {_one_line(error)}")
-            return self._failure()
+            own = f"rank {self._rank} failed: {_one_line(error)}"
+            self._claim(own)
+            return None if self._failure() == own else self._failure()
         names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {silent}"
         self._claim(
             f"{names} ended without an error of its own; look for a signal, such as that of the "
