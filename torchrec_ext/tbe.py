@@ -23,6 +23,7 @@ from torchrec_ext.tbe_arguments import (
     check_mode,
     check_own_keywords,
     check_tables,
+    check_types,
     max_gradient_of,
     split_keywords,
 )
@@ -87,6 +88,7 @@ class TableBatchedEmbeddingBags(OptimizerClock):
         try:
             resolved = spec.resolve(hyperparameters)
             max_gradient = max_gradient_of(fbgemm_keywords)
+            check_types(fbgemm_keywords)
             check_own_keywords(
                 {"rounding_seed": rounding_seed, "drop_bad_indices": drop_bad_indices}
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -51,11 +52,8 @@ FBGEMM_OPTIMIZER_KEYWORDS = frozenset(
         "weight_decay_mode",
     )
 )
-FBGEMM_KEYWORDS = (
-    frozenset(inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters)
-    - FBGEMM_OPTIMIZER_KEYWORDS
-    - {"self"}
-)
+_SIGNATURE = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
+FBGEMM_KEYWORDS = frozenset(_SIGNATURE) - FBGEMM_OPTIMIZER_KEYWORDS - {"self"}
 
 
 def split_keywords(
@@ -175,6 +173,30 @@ def check_mode(
             f"tables {list(names)}: drop_bad_indices=True runs on the CPU only; on CUDA take bad "
             "indices out of the batch before"
         )
+
+
+def check_types(fbgemm_keywords: Mapping[str, Any]) -> None:
+    """Checks the types of FBGEMM's keywords, most of which it takes as they come.
+
+    Raises:
+        ValueError: One is of another type than FBGEMM's signature says.
+    """
+    for name, value in fbgemm_keywords.items():
+        expected = _SIGNATURE[name].annotation
+        if name == "max_gradient" or not isinstance(expected, type):
+            continue
+        legal: tuple[type, ...] = (expected,)
+        if expected is SparseType:
+            legal = (enum.Enum,)  # TorchRec's DataType as well
+        elif expected is float:
+            legal = (float, int)
+        is_bool = isinstance(value, bool) and expected is not bool
+        if is_bool or not isinstance(value, legal):
+            example = "True or False" if expected is bool else f"a {expected.__name__}"
+            if issubclass(expected, enum.Enum):
+                names = ", ".join(member.name for member in expected)
+                example += f": one of {names}"
+            raise ValueError(f"{name}={value!r} is not legal; it must be {example}")
 
 
 def check_own_keywords(keywords: Mapping[str, Any]) -> None:

@@ -4,8 +4,8 @@ Two factories build the kernel of a group of tables and choose it by compute ker
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
 table between ranks and would lose states; one loads optimizer states, and would not say that a
-clock is missing. One distributes a batch, and would count lookups that are dropped. The last two
-are the planner's estimates, which would count no states of ours.
+clock is missing. Two distribute a batch: the place to check it. The last two are the planner's
+estimates, which would count no states of ours.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrat
 from torchrec.optim.keyed import KeyedOptimizer
 
 from torchrec_ext.distributed import (
+    batches,
     estimates,
     mean_lookups,
     patching,
@@ -233,6 +234,7 @@ def _perf_estimate(original: Function) -> Function:
     return estimate
 
 
+_INPUT = ("self", "ctx", "features")
 _ESTIMATE = ("self", "sharding_options", "sharder_data_map")
 
 SEAMS = (
@@ -286,9 +288,8 @@ SEAMS = (
         ("self", "changed_sharding_params", "env", "device"),
         _reshard,
     ),
-    Seam(
-        ShardedEmbeddingBagCollection, "input_dist", ("self", "ctx", "features"), mean_lookups.wrap
-    ),
+    Seam(ShardedEmbeddingBagCollection, "input_dist", _INPUT, batches.bag_input),
+    Seam(ShardedEmbeddingCollection, "input_dist", _INPUT, batches.sequence_input),
     Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
     Seam(EmbeddingStorageEstimator, "estimate", _ESTIMATE, _storage_estimate),
     Seam(EmbeddingPerfEstimator, "estimate", _ESTIMATE, _perf_estimate),

@@ -6,7 +6,6 @@ as they came in. So the lookups that every rank would drop have to go before the
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,35 +14,13 @@ from torch import Tensor
 from torchrec import KeyedJaggedTensor, PoolingType
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.types import ShardingType
-from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from torchrec_ext.bad_indices import offsets_of_good
-from torchrec_ext.distributed.patching import Function
 from torchrec_ext.distributed.plan import PlanError
 from torchrec_ext.optim_type import OptimType
 
 _DIVIDED_BY_TORCHREC = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
-# Where a sharded collection keeps what its batches are checked against.
-_MEAN_ROWS = "_torchrec_ext_mean_rows"
 _LEAST, _GREATEST = -(2**63), 2**63 - 1
-
-
-def wrap(original: Function) -> Function:
-    """Makes the input distribution of a collection that drops what is to be dropped first."""
-
-    @functools.wraps(original)
-    def input_dist(self: Any, ctx: Any, features: Any) -> Any:
-        rows = self.__dict__.get(_MEAN_ROWS)
-        if rows is None:
-            groups = self.sharding_type_to_sharding_infos.values()
-            rows = rows_of_features(info for group in groups for info in group)
-            self.__dict__[_MEAN_ROWS] = rows
-        if rows:
-            features = maybe_td_to_kjt(features, list(features.keys()))
-            features = without_bad_lookups(features, rows)
-        return original(self, ctx, features)
-
-    return input_dist
 
 
 def rows_of_features(infos: Iterable[EmbeddingShardingInfo]) -> dict[str, int]:
