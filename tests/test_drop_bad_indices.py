@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
@@ -21,13 +23,16 @@ FEATURES = [0, 1, 1, 2]
 MODES = ("FATAL", "WARNING", "IGNORE", "NONE")
 BAD = (-1, -2, -(2**31), 10**9, 2**31 - 1)  # beside the number of rows of the feature's table
 BAGS = 6
-SIZES = [[3, 1, 2], [0, 4, 2], [6, 0, 0], [1, 2, 3]]
+SIZES = [[3, 1, 2], [0, 4, 1], [8, 0, 1], [1, 1, 1]]  # 6, 5, 9 and 3 bags
 
 
-def _batches(dtype: torch.dtype, share: float = 0.3) -> tuple[list[Tensor], Tensor]:
+def _batches(
+    dtype: torch.dtype, share: float = 0.3, bags_of: Sequence[int] = (BAGS,) * len(FEATURES)
+) -> tuple[list[Tensor], Tensor]:
     """Indices, offsets and weights with bad lookups and without them; which are good."""
-    rows = torch.tensor([SHAPES[table][0] for table in FEATURES]).repeat_interleave(BAGS)
-    lengths = torch.randint(0, 4, (len(FEATURES) * BAGS,))
+    rows = torch.tensor([SHAPES[table][0] for table in FEATURES])
+    rows = rows.repeat_interleave(torch.tensor(bags_of))
+    lengths = torch.randint(0, 4, (sum(bags_of),))
     limits = rows.repeat_interleave(lengths)
     indices = (torch.rand(limits.shape) * limits).long()
     good = torch.rand(limits.shape) >= share
@@ -103,7 +108,7 @@ def test_variable_batch_sizes(case) -> None:
     pooling, weighted = case.split()[0], "weighted" in case
     module, clean = _modules(OptimType.FTRL, pooling, "WARNING", **HYPERPARAMETERS[OptimType.FTRL])
     (indices, offsets, weights, good_indices, good_offsets, good_weights), good = _batches(
-        torch.int64
+        torch.int64, bags_of=[sum(sizes) for sizes in SIZES]
     )
     sizes = {"batch_size_per_feature_per_rank": SIZES}
     weights.requires_grad_(weighted)
