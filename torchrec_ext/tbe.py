@@ -13,12 +13,20 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torch import Tensor
 
-from torchrec_ext import empty_tables, ops
+from torchrec_ext import bad_indices, empty_tables, ops
 from torchrec_ext.autograd import FusedLookup, LookedUp, LookupInputs
+from torchrec_ext.lookup_checks import check_lookup
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizer_clock import OptimizerClock
-from torchrec_ext.optimizers import HyperparameterError, spec_of
-from torchrec_ext.tbe_arguments import check_mode, check_tables, max_gradient_of, split_keywords
+from torchrec_ext.optimizers import spec_of
+from torchrec_ext.tbe_arguments import (
+    check_mode,
+    check_own_keywords,
+    check_tables,
+    check_types,
+    max_gradient_of,
+    split_keywords,
+)
 from torchrec_ext.variable_batch import check_batch_sizes, make_variable_batch
 
 
@@ -34,6 +42,10 @@ class TableBatchedEmbeddingBags(OptimizerClock):
             the CPU, multiples of 4 up to 2048 on CUDA.
         optimizer: The optimizer of all tables.
         rounding_seed: Key of the stochastic rounding of float16 weights.
+        drop_bad_indices: Lookups whose index is outside of their table contribute nothing, in every
+            bounds check mode and for every such index: a bag is pooled as if they were not there,
+            without pooling they give a row of zeros, and no row is updated by them. On the CPU
+            only. False: see ``docs/bad_input.md``.
         **keywords: FBGEMM's other keywords, with FBGEMM's defaults, and the optimizer's
             hyperparameters (see :mod:`torchrec_ext.optimizers`).
 
@@ -67,6 +79,7 @@ class TableBatchedEmbeddingBags(OptimizerClock):
         *,
         optimizer: OptimType,
         rounding_seed: int = 0,
+        drop_bad_indices: bool = False,
         **keywords: Any,
     ) -> None:
         spec = spec_of(optimizer)
@@ -74,12 +87,14 @@ class TableBatchedEmbeddingBags(OptimizerClock):
         names = keywords.get("table_names") or list(range(len(embedding_specs)))
         try:
             resolved = spec.resolve(hyperparameters)
-        except HyperparameterError as error:
-            raise HyperparameterError(f"tables {list(names)}: {error}") from error
-        check_mode(embedding_specs, resolved, names)
-        if not isinstance(rounding_seed, int):
-            raise ValueError(f"rounding_seed={rounding_seed!r} is not legal; it must be an integer")
-        max_gradient = max_gradient_of(fbgemm_keywords)
+            max_gradient = max_gradient_of(fbgemm_keywords)
+            check_types(fbgemm_keywords)
+            check_own_keywords(
+                {"rounding_seed": rounding_seed, "drop_bad_indices": drop_bad_indices}
+            )
+        except ValueError as error:  # HyperparameterError is one
+            raise type(error)(f"tables {list(names)}: {error}") from error
+        check_mode(embedding_specs, resolved, drop_bad_indices, names)
         check_tables(embedding_specs, feature_table_map, fbgemm_keywords)
         super().__init__(
             list(embedding_specs),
@@ -90,6 +105,7 @@ class TableBatchedEmbeddingBags(OptimizerClock):
         )
         self.optim_type = optimizer
         self.rounding_seed = rounding_seed
+        self.drop_bad_indices = drop_bad_indices
         self._spec = spec
         self._states = spec.states_for(resolved)
         self._set_hyperparameters(resolved)
@@ -129,19 +145,26 @@ class TableBatchedEmbeddingBags(OptimizerClock):
 
         Raises:
             NotImplementedError: FBGEMM's ``vbe_output`` or ``vbe_output_offsets`` was given.
-            ValueError: Per-sample weights or variable batch sizes without pooling, or a lookup in a
-                table without rows.
+            TypeError: A tensor has a wrong dtype; see :func:`~torchrec_ext.lookup_checks.
+                check_lookup`.
+            ValueError: A tensor has a wrong shape or device, per-sample weights or variable batch
+                sizes come without pooling, or a lookup is in a table without rows.
+            RuntimeError: FBGEMM found a bad index or bad offsets; names the table and the index.
         """
+        variable = batch_size_per_feature_per_rank is not None
+        check_lookup(self, indices, offsets, per_sample_weights, variable)
         if per_sample_weights is not None:
-            if self.pooling_mode == PoolingMode.NONE:
-                raise ValueError(
-                    f"tables {self.table_labels}: per_sample_weights need sum or mean pooling"
-                )
             per_sample_weights = per_sample_weights.float()
         if batch_size_per_feature_per_rank is not None:
             check_batch_sizes(self, batch_size_per_feature_per_rank, offsets, forward_arguments)
             if self.use_cpu:  # FBGEMM pads offsets as int64, into memory of their own dtype
                 indices, offsets = indices.long(), offsets.long()
+        lookups, good = indices.numel(), None
+        if self.drop_bad_indices:
+            good = bad_indices.keep_good(
+                self, indices, offsets, per_sample_weights, batch_size_per_feature_per_rank
+            )
+            indices, offsets, per_sample_weights, _ = good
         inputs = LookupInputs(
             indices,
             offsets,
@@ -149,7 +172,11 @@ class TableBatchedEmbeddingBags(OptimizerClock):
             batch_size_per_feature_per_rank,
             forward_arguments,
         )
-        return FusedLookup.apply(self.placeholder_autograd_tensor, per_sample_weights, self, inputs)
+        placeholder = self.placeholder_autograd_tensor
+        output = FusedLookup.apply(placeholder, per_sample_weights, self, inputs)
+        if good is not None and self.pooling_mode == PoolingMode.NONE:
+            return good.with_zero_rows(output, lookups)
+        return output
 
     def _lookup(
         self, inputs: LookupInputs, per_sample_weights: Tensor | None
@@ -172,19 +199,21 @@ class TableBatchedEmbeddingBags(OptimizerClock):
         segments: list[Tensor] = []
         if self._sleeping is not None:
             # The bounds check may rewrite indices; only then are they the rows that will be read.
-            indices, offsets, per_sample_weights, _ = self.prepare_inputs(
-                indices, offsets, per_sample_weights, inputs.batch_sizes
-            )
+            with bad_indices.explained(self, indices, offsets, inputs.batch_sizes):
+                indices, offsets, per_sample_weights, _ = self.prepare_inputs(
+                    indices, offsets, per_sample_weights, inputs.batch_sizes
+                )
             segments = self._sorted(indices, offsets, variable_batch)
             self._wake(segments[0])
-        output = super().forward(
-            indices,
-            offsets,
-            per_sample_weights,
-            inputs.feature_requires_grad,
-            inputs.batch_sizes,
-            **inputs.forward_arguments,
-        )
+        with bad_indices.explained(self, indices, offsets, inputs.batch_sizes):
+            output = super().forward(
+                indices,
+                offsets,
+                per_sample_weights,
+                inputs.feature_requires_grad,
+                inputs.batch_sizes,
+                **inputs.forward_arguments,
+            )
         locations = self.lxu_cache_locations
         looked_up = LookedUp(
             self._indices,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -51,11 +52,8 @@ FBGEMM_OPTIMIZER_KEYWORDS = frozenset(
         "weight_decay_mode",
     )
 )
-FBGEMM_KEYWORDS = (
-    frozenset(inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters)
-    - FBGEMM_OPTIMIZER_KEYWORDS
-    - {"self"}
-)
+_SIGNATURE = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
+FBGEMM_KEYWORDS = frozenset(_SIGNATURE) - FBGEMM_OPTIMIZER_KEYWORDS - {"self"}
 
 
 def split_keywords(
@@ -156,18 +154,62 @@ def check_tables(
 def check_mode(
     embedding_specs: Sequence[tuple[int, int, Any, ComputeDevice]],
     resolved: Mapping[str, Any],
+    drop_bad_indices: bool,
     names: Sequence[Any],
 ) -> None:
-    """Checks that the tables' device has the mode that the hyperparameters ask for.
+    """Checks that the tables' device has the modes that are asked for.
 
     Raises:
-        ValueError: ``sparse_mode="dense"`` on CUDA.
+        ValueError: ``sparse_mode="dense"`` or ``drop_bad_indices=True`` on CUDA.
     """
     on_cuda = any(device == ComputeDevice.CUDA for _, _, _, device in embedding_specs)
     if on_cuda and resolved.get("sparse_mode") == "dense":
         raise ValueError(
             f"tables {list(names)}: sparse_mode='dense' runs on the CPU only; use 'lazy' on CUDA"
         )
+    if on_cuda and drop_bad_indices:  # how many are left is not known without waiting for it
+        raise ValueError(
+            f"tables {list(names)}: drop_bad_indices=True runs on the CPU only; on CUDA take bad "
+            "indices out of the batch before"
+        )
+
+
+def check_types(fbgemm_keywords: Mapping[str, Any]) -> None:
+    """Checks the types of FBGEMM's keywords, most of which it takes as they come.
+
+    Raises:
+        ValueError: One is of another type than FBGEMM's signature says.
+    """
+    for name, value in fbgemm_keywords.items():
+        expected = _SIGNATURE[name].annotation
+        if name == "max_gradient" or not isinstance(expected, type):
+            continue
+        legal: tuple[type, ...] = (expected,)
+        if expected is SparseType:
+            legal = (enum.Enum,)  # TorchRec's DataType as well
+        elif expected is float:
+            legal = (float, int)
+        is_bool = isinstance(value, bool) and expected is not bool
+        if is_bool or not isinstance(value, legal):
+            example = "True or False" if expected is bool else f"a {expected.__name__}"
+            if issubclass(expected, enum.Enum):
+                names = ", ".join(member.name for member in expected)
+                example += f": one of {names}"
+            raise ValueError(f"{name}={value!r} is not legal; it must be {example}")
+
+
+def check_own_keywords(keywords: Mapping[str, Any]) -> None:
+    """Checks the keywords that are neither FBGEMM's nor hyperparameters, where they are given.
+
+    Raises:
+        ValueError: ``rounding_seed`` is no integer of 64 bits, or ``drop_bad_indices`` no bool.
+    """
+    seed = keywords.get("rounding_seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+        raise ValueError(f"rounding_seed={seed!r} is not legal; it must be an integer of 64 bits")
+    drops = keywords.get("drop_bad_indices", False)
+    if not isinstance(drops, bool):
+        raise ValueError(f"drop_bad_indices={drops!r} is not legal; it must be True or False")
 
 
 def _check_placement(name: str, dim: int, location: Any, device: ComputeDevice) -> None:

@@ -29,6 +29,8 @@ def check_batch_sizes(
     argument = f"tables {tables}: batch_size_per_feature_per_rank"
     if module.pooling_mode == PoolingMode.NONE:
         raise ValueError(f"{argument} needs sum or mean pooling")
+    if not _is_table_of_integers(batch_sizes):
+        raise ValueError(f"{argument}={batch_sizes!r} must be a list of integers for each feature")
     if len(batch_sizes) != features:
         raise ValueError(
             f"{argument} has batch sizes for {len(batch_sizes)} features, expected {features}"
@@ -50,6 +52,14 @@ def check_batch_sizes(
     for name in ("vbe_output", "vbe_output_offsets"):
         if forward_arguments.get(name) is not None:
             raise NotImplementedError(f"tables {tables}: {name} is not supported; leave it out")
+
+
+def _is_table_of_integers(batch_sizes: Any) -> bool:
+    return isinstance(batch_sizes, list | tuple) and all(
+        isinstance(sizes, list | tuple)
+        and all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
+        for sizes in batch_sizes
+    )
 
 
 def make_variable_batch(

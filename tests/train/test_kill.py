@@ -36,7 +36,7 @@ data: {dataset: synthetic, examples: 100, features: 2, rows: 30}
 model: {type: wide_deep, hidden: [8]}
 optimizer: {type: ftrl, learning_rate: 0.3, ftrl_beta: 0.01, l1_reg: 0.01}
 deep_optimizer: {type: adam}
-train: {batch_size: 16, epochs: 2}
+train: {batch_size: 16, epochs: 2, abort_seconds: 1}
 sharding: {types: [row_wise]}
 checkpoint: {every_steps: 2, keep: 2}
 """

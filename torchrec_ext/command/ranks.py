@@ -99,17 +99,6 @@ class Ranks:
         return values.bool()
 
 
-def lost_rank(error: RuntimeError) -> str | None:
-    """Say in one line what happened to the connection to another rank; None if nothing did.
-
-    gloo has no exception of its own, but names its source files.
-    """
-    text = _first_line(error)
-    if isinstance(error, dist.DistError) or "gloo/" in text or "Connection closed" in text:
-        return text.partition(". ")[0]
-    return None
-
-
 @contextmanager
 def connected(timeout: timedelta | None = None) -> Iterator[Ranks]:
     """Join the process group that torchrun's variables describe, or be the only rank.

@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from torchrec_ext.command.config_file import Kind, load_config
 from torchrec_ext.command.errors import AgreedError, UserError
-from torchrec_ext.command.ranks import Ranks, connected, lost_rank
+from torchrec_ext.command.ranks import Ranks, connected
+from torchrec_ext.distributed.failures import EXIT_CODE, RankFailedError, lost_connection
 
 LOGGER = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("torchrec_ext")
 EXIT_USER_ERROR = 2
-EXIT_LOST_RANK = 3
+EXIT_LOST_RANK = EXIT_CODE
 
 
 def config_parser(prog: str, description: str, example: str) -> argparse.ArgumentParser:
@@ -83,7 +84,7 @@ def run(kind: type[Kind], arguments: argparse.Namespace, work: Callable[[Kind, R
         LOGGER.error("%s", error)
         return EXIT_USER_ERROR
     except RuntimeError as error:
-        problem = lost_rank(error)
+        problem = str(error) if isinstance(error, RankFailedError) else lost_connection(error)
         if problem is None:
             raise
         LOGGER.error("another rank ended or does not answer, so this one ends: %s", problem)

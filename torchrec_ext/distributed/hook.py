@@ -3,7 +3,7 @@
 Two factories build the kernel of a group of tables and choose it by compute kernel alone; ours look
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
-table between ranks and would lose states. ``checkpoint_load``, ``checkpoint_plan``,
+table between ranks and would lose states. ``batches``, ``checkpoint_load``, ``checkpoint_plan``,
 ``column_shards``, ``estimates``, ``eviction`` and ``fused_collections`` describe theirs.
 """
 
@@ -24,6 +24,7 @@ from torchrec.distributed.embeddingbag import ShardedEmbeddingBag, ShardedEmbedd
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
 
 from torchrec_ext.distributed import (
+    batches,
     checkpoint_load,
     checkpoint_plan,
     column_shards,
@@ -31,6 +32,7 @@ from torchrec_ext.distributed import (
     eviction,
     fused_collections,
     index_dedup,
+    mean_lookups,
     patching,
     plan,
     reshard,
@@ -195,6 +197,7 @@ def _checked_infos(
     infos = [info for group in infos_by_type.values() for info in group]
     table_optimizers.settle(infos, fused_params)
     plan.check_sharding(infos)
+    mean_lookups.rows_of_features(infos)  # refuses what it cannot do
     return infos_by_type
 
 
@@ -260,6 +263,7 @@ SEAMS = (
         ("self", "changed_sharding_params", "env", "device"),
         _reshard,
     ),
+    *batches.SEAMS,
     *checkpoint_load.SEAMS,
     *checkpoint_plan.SEAMS,
     *column_shards.SEAMS,

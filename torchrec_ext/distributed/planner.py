@@ -12,13 +12,16 @@ this is so when they work. The planner also says what its plan takes in memory::
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from torchrec.distributed.planner import planners, shard_estimators
 from torchrec.distributed.planner.types import SharderData, ShardingOption
 from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
+from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
 from torchrec_ext.distributed import hook
@@ -127,6 +130,36 @@ class EmbeddingShardingPlanner(planners.EmbeddingShardingPlanner):
         )
         return plan
 
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]] | None = None,
+        pg: dist.ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """Makes the plan on rank 0 and gives it to every rank; see TorchRec's method.
+
+        Raises:
+            PlannerError: See :meth:`plan`. Every rank raises what rank 0 raised; with TorchRec's
+                planner the others wait for a plan that does not come.
+        """
+        group = pg or dist.group.WORLD
+        assert group is not None, "call torch.distributed.init_process_group() first"
+        outcome: list[Any] = [None]
+        if sharders is None:
+            sharders = get_default_sharders()
+        if group.rank() == 0:
+            try:
+                outcome[0] = self.plan(module, sharders)
+            except Exception as error:  # noqa: BLE001  (every rank raises it)
+                if group.size() == 1:
+                    raise
+                outcome[0] = _picklable(error)
+        if group.size() > 1:
+            dist.broadcast_object_list(outcome, group=group, group_src=0)
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return outcome[0]
+
     @property
     def memory(self) -> tuple[ShardMemory, ...]:
         """The memory of every shard of the last plan.
@@ -145,3 +178,10 @@ class EmbeddingShardingPlanner(planners.EmbeddingShardingPlanner):
     def _remember(self, options: list[ShardingOption]) -> list[ShardingOption]:
         self._chosen = options
         return options
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  (an exception that cannot travel travels as text)
+        return RuntimeError(f"{type(error).__name__}: {error}")

@@ -26,13 +26,29 @@ from torchrec_ext.optimizers import SPECS, HyperparameterError, OptimizerSpec, S
 from torchrec_ext.tbe_arguments import (
     FBGEMM_KEYWORDS,
     FBGEMM_OPTIMIZER_KEYWORDS,
+    check_own_keywords,
+    check_types,
+    max_gradient_of,
     split_keywords,
 )
 
+# Keywords of FBGEMM's module that the kernels set.
+CONFIGURED_KEYWORDS = frozenset(
+    {
+        "device",
+        "embedding_shard_info",
+        "embedding_specs",
+        "feature_table_map",
+        "pooling_mode",
+        "table_names",
+        "weights_precision",
+    }
+)
 # Neither hyperparameters nor keywords of FBGEMM's module: keywords of ours, and keys that TorchRec
 # takes out of ``fused_params`` before a module sees them.
+OWN_KEYWORDS = frozenset({"rounding_seed", "drop_bad_indices"})
 KEPT_KEYS = frozenset(
-    {"optimizer", "rounding_seed", "_batch_key", USE_ONE_TBE_PER_TABLE, FUSED_PARAM_SSD_TABLE_LIST}
+    {"optimizer", *OWN_KEYWORDS, "_batch_key", USE_ONE_TBE_PER_TABLE, FUSED_PARAM_SSD_TABLE_LIST}
     | {
         value
         for name, value in vars(batched_embedding_kernel).items()
@@ -193,19 +209,51 @@ def _settled(info: EmbeddingShardingInfo, shared: Mapping[str, Any]) -> dict[str
             # A class of torch or TorchRec: FBGEMM's constructor would stumble over names of ours.
             keywords = getattr(info.param, "_optimizer_kwargs", [{}])[0]
             merged = _without_inherited(merged, shared, keywords)
+        _check_no_own_keywords(merged)
         return merged
     return _resolved(spec_of(optimizer), merged)
 
 
+def _check_no_own_keywords(merged: Mapping[str, Any]) -> None:
+    """FBGEMM's constructor would say no more than that it got an unexpected keyword."""
+    for name in sorted(merged.keys() & OWN_KEYWORDS):
+        raise HyperparameterError(
+            f"{name}={merged[name]!r} is a keyword of torchrec_ext, but the table's optimizer is "
+            f"{merged.get('optimizer')!r}; give it an OptimType or a class of torchrec_ext.optim, "
+            f"or leave {name} out"
+        )
+
+
 def _resolved(spec: OptimizerSpec, merged: Mapping[str, Any]) -> dict[str, Any]:
     """``fused_params`` with every hyperparameter of the optimizer, checked."""
+    for name in sorted(merged.keys() & CONFIGURED_KEYWORDS):
+        raise HyperparameterError(
+            f"{name}={merged[name]!r} comes from the table's configuration and the plan; leave it "
+            "out of fused_params"
+        )
     kept = {key: value for key, value in merged.items() if key in KEPT_KEYS}
     others = {key: value for key, value in merged.items() if key not in KEPT_KEYS}
     try:
         module_keywords, hyperparameters = split_keywords(spec, others)
-    except TypeError as error:
+        # The module checks these as well, but only on the ranks that get one.
+        max_gradient_of(module_keywords)
+        check_types(module_keywords)
+        check_own_keywords(kept)
+    except (TypeError, ValueError) as error:
         raise HyperparameterError(str(error)) from error
+    _check_hashable(kept | module_keywords)
     return kept | module_keywords | spec.resolve(hyperparameters)
+
+
+def _check_hashable(keywords: Mapping[str, Any]) -> None:
+    for name, value in keywords.items():
+        try:
+            hash(value)
+        except TypeError as error:
+            raise HyperparameterError(
+                f"{name}={value!r} is not hashable, and TorchRec groups tables by equal values; "
+                "leave it out, or give a value that is (a tuple instead of a list)"
+            ) from error
 
 
 def planned_states(

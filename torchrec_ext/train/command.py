@@ -10,8 +10,10 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from torchrec_ext import __version__
+from torchrec_ext.command.errors import AgreedError
 from torchrec_ext.command.ranks import Ranks, StopRequest
 from torchrec_ext.command.run import PACKAGE_LOGGER, config_parser, run
+from torchrec_ext.distributed.failures import abort_together
 from torchrec_ext.distributed.planner import plan_table
 from torchrec_ext.text_table import format_table
 from torchrec_ext.train.checkpoint import Checkpoints
@@ -63,11 +65,12 @@ def main(argv: Sequence[str] | None = None, prog: str = "torchrec-ext train") ->
         "this single checkpoint",
     )
     arguments = parser.parse_args(argv)
-    return run(
-        Config,
-        arguments,
-        lambda config, ranks: train(config, ranks, arguments.output, arguments.resume),
-    )
+
+    def work(config: Config, ranks: Ranks) -> int:
+        with abort_together(config.train.abort_seconds, known_to_all=(AgreedError,)):
+            return train(config, ranks, arguments.output, arguments.resume)
+
+    return run(Config, arguments, work)
 
 
 def train(config: Config, ranks: Ranks, output: str | None, resume: str | None = None) -> int:

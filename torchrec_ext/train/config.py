@@ -95,12 +95,16 @@ class DenseOptimizerConfig(Section):
 
 
 class TrainConfig(Section):
-    """How long and in which portions to train; ``batch_size`` counts the examples of all ranks."""
+    """How long and in which portions to train; ``batch_size`` counts the examples of all ranks.
+
+    ``abort_seconds``: within this time of an error on one rank all others end as well.
+    """
 
     batch_size: Count = 512
     epochs: Count = 1
     max_steps: Count | None = None
     shuffle: bool = True
+    abort_seconds: float = Field(10.0, gt=0, le=1e6)
 
 
 class ShardingConfig(Section):

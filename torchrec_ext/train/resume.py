@@ -14,7 +14,15 @@ from torchrec_ext.train.config import Config
 
 #: Keys, or beginnings of keys, that may change between a checkpoint and its continuation: they
 #: decide neither what a step computes nor what comes before it. The data itself is compared.
-FREE_KEYS = ("name", "data.path", "train.epochs", "train.max_steps", "sharding.", "checkpoint.")
+FREE_KEYS = (
+    "name",
+    "data.path",
+    "train.epochs",
+    "train.max_steps",
+    "train.abort_seconds",
+    "sharding.",
+    "checkpoint.",
+)
 
 
 @dataclass(frozen=True)
