@@ -4,7 +4,8 @@ Two factories build the kernel of a group of tables and choose it by compute ker
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
 table between ranks and would lose states; one loads optimizer states, and would not say that a
-clock is missing. The last two are the planner's estimates, which would count no states of ours.
+clock is missing. Two make replicas equal again and know one state's name. The last two are the
+planner's estimates, which would count no states of ours.
 """
 
 from __future__ import annotations
@@ -21,18 +22,26 @@ from torchrec.distributed.embedding_lookup import (
 )
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBag, ShardedEmbeddingBagCollection
+from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.planner.estimator.estimator import EmbeddingPerfEstimator
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.types import ShardingEnv, ShardingEnv2D, ShardingStrategy
 from torchrec.optim.keyed import KeyedOptimizer
 
-from torchrec_ext.distributed import estimates, patching, plan, reshard, table_optimizers
+from torchrec_ext.distributed import (
+    estimates,
+    patching,
+    plan,
+    replica_sync,
+    reshard,
+    table_optimizers,
+)
 from torchrec_ext.distributed.checkpoint_checks import check_states
 from torchrec_ext.distributed.fused_optimizer import check_steps
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
 from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.optim_type import OptimType
-from torchrec_ext.optimizers import HyperparameterError, spec_of
+from torchrec_ext.optimizers import HyperparameterError
 
 
 def install() -> None:
@@ -120,13 +129,12 @@ def _build(
 
 
 def _check_2d(tables: list[str], optimizer: OptimType, env: ShardingEnv2D) -> None:
-    """TorchRec's replica sync averages a state called ``sum`` and no other."""
-    states = [state.name for state in spec_of(optimizer).states]
-    if env.sharding_strategy == ShardingStrategy.FULLY_SHARDED or states != ["sum"]:
+    """TorchRec's kernel for fully sharded weights is built around FBGEMM's module."""
+    if env.sharding_strategy == ShardingStrategy.FULLY_SHARDED:
         raise plan.PlanError(
-            f"{table_optimizers.named(tables)}: 2D parallelism "
-            f"({env.sharding_strategy.name.lower()}) does not keep the states {states} of "
-            f"OptimType.{optimizer.name}; use DistributedModelParallel instead of DMPCollection"
+            f"{table_optimizers.named(tables)}: OptimType.{optimizer.name} does not train under "
+            "ShardingStrategy.FULLY_SHARDED; give DMPCollection "
+            "sharding_strategy=ShardingStrategy.DEFAULT"
         )
 
 
@@ -207,6 +215,22 @@ def _reshard(original: Function) -> Function:
     return update_shards
 
 
+def _cached_sync_tensors(original: Function) -> Function:
+    @functools.wraps(original)
+    def cache_sync_tensors(self: Any, contexts: Any) -> None:
+        replica_sync.cache_tensors(original, self, contexts)
+
+    return cache_sync_tensors
+
+
+def _replica_sync(original: Function) -> Function:
+    @functools.wraps(original)
+    def sync(self: Any, include_optimizer_state: bool = True) -> None:
+        replica_sync.sync(original, self, include_optimizer_state)
+
+    return sync
+
+
 def _storage_estimate(original: Function) -> Function:
     @functools.wraps(original)
     def estimate(self: Any, sharding_options: Any, sharder_data_map: Any) -> None:
@@ -277,6 +301,8 @@ SEAMS = (
         ("self", "changed_sharding_params", "env", "device"),
         _reshard,
     ),
+    Seam(DMPCollection, "_cache_sync_tensors", ("self", "contexts"), _cached_sync_tensors),
+    Seam(DMPCollection, "sync", ("self", "include_optimizer_state"), _replica_sync),
     Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
     Seam(EmbeddingStorageEstimator, "estimate", _ESTIMATE, _storage_estimate),
     Seam(EmbeddingPerfEstimator, "estimate", _ESTIMATE, _perf_estimate),
