@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ _EDITS = {
 }
 
 
+@functools.cache
 def allow_cpu() -> None:
     """Edits DMPCollection in this process, a rank's fork; fails where the source is another."""
     for name, edits in _EDITS.items():

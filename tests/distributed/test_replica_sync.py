@@ -302,6 +302,8 @@ class _ManagedCollision:
 
 
 def test_managed_collision_is_refused_for_states_that_it_would_lose() -> None:
-    context = _Context([(_ManagedCollision({"a": (make_module(OptimType.FTRL, [(3, 4)]), 0)}), None)])
+    context = _Context(
+        [(_ManagedCollision({"a": (make_module(OptimType.FTRL, [(3, 4)]), 0)}), None)]
+    )
     with pytest.raises(PlanError, match=r"table 'a': .*\['linear', 'accum'\] of OptimType.FTRL"):
         cache_tensors(lambda *_: None, None, [context])

@@ -197,9 +197,7 @@ def _checksums(tensors: Sequence[Tensor]) -> Tensor:
         bits = tensor.detach().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
         factor = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=factors) * 2 + 1
         factor = factor.to(bits.device)
-        for part, into in zip(
-            bits.split(_CHECKSUM_ROWS), sums.split(_CHECKSUM_ROWS), strict=True
-        ):
+        for part, into in zip(bits.split(_CHECKSUM_ROWS), sums.split(_CHECKSUM_ROWS), strict=True):
             into += (part.long() * factor).sum(1)
     return sums
 
