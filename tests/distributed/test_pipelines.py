@@ -67,7 +67,9 @@ class _Model(torch.nn.Module):
         return self.over(self.ebc(features))
 
 
-def _sharded(optimizer: Any, hyperparameters: dict[str, Any]) -> models.DistributedModelParallel:
+def sharded_model(
+    optimizer: Any, hyperparameters: dict[str, Any]
+) -> models.DistributedModelParallel:
     ours = isinstance(optimizer, OptimType)
     sharder = (EmbeddingBagCollectionSharder if ours else StockSharder)(
         {"optimizer": optimizer, **hyperparameters}
@@ -80,7 +82,7 @@ def _sharded(optimizer: Any, hyperparameters: dict[str, Any]) -> models.Distribu
 
 def _train(case: str, pipeline: str | None, scheduled: bool) -> dict[str, Any]:
     """Trains with a pipeline or (None) the plain loop."""
-    sharded = _sharded(*OPTIMIZERS[case])
+    sharded = sharded_model(*OPTIMIZERS[case])
     dense = KeyedOptimizerWrapper(
         dict(sharded.module.over.named_parameters()), lambda p: torch.optim.SGD(p, lr=0.05)
     )
@@ -130,7 +132,7 @@ def test_a_pipeline_trains_with_the_plain_loops_bits(case, pipeline, scheduled) 
 
 def _refused(case: str, pipeline: str) -> tuple[str, bool]:
     """The error, and whether weights and states kept their bits."""
-    sharded = _sharded(*OPTIMIZERS[case])
+    sharded = sharded_model(*OPTIMIZERS[case])
     before = replicas.copies_of(sharded)
     batches = iter([batch.of_rank(0, 1) for batch in models.batches(STEPS)])
     message = ""
