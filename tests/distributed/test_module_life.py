@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder as StockSharder
@@ -23,7 +22,6 @@ from torchrec_ext import OptimType, optim
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
 from torchrec_ext.distributed.table_optimizers import applied_optimizer
 
-from ..hyperparameters import HYPERPARAMETERS
 from . import models, replicas
 from .ranks import run_on_ranks
 from .test_pipelines import OPTIMIZERS, sharded_model

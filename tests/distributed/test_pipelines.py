@@ -142,13 +142,13 @@ def _refused(case: str, pipeline: str) -> tuple[str, bool]:
     except Exception as error:  # noqa: BLE001  (whatever TorchRec raises)
         message = f"{type(error).__name__}: {error}"
     after = replicas.copies_of(sharded)
-    return message, all(torch.equal(a, b) for p in before for a, b in zip(before[p], after[p]))
+    return message, all(all(map(torch.equal, before[place], after[place])) for place in before)
 
 
 REFUSED = {"prefetch": PrefetchTrainPipelineSparseDist, "semi_sync": TrainPipelineSemiSync}
 MESSAGES = {
-    "prefetch": "AssertionError: Invalid PrefetchPipelinedForward usage, please do not directly call "
-    "model.forward()",
+    "prefetch": "AssertionError: Invalid PrefetchPipelinedForward usage, please do not directly "
+    "call model.forward()",
     "semi_sync": "RuntimeError: unknown parameter type",
 }
 

@@ -255,7 +255,9 @@ def _refused(case: str) -> tuple[str, bool]:
     after = replicas.copies_of(model)
     states = slice(1, None) if case == "ADAM weights alone" else slice(None)
     kept = all(
-        torch.equal(a, b) for p in before for a, b in zip(before[p][states], after[p][states])
+        torch.equal(a, b)
+        for place in before
+        for a, b in zip(before[place][states], after[place][states], strict=True)
     )
     return message, kept
 
