@@ -41,7 +41,7 @@ PIPELINES: dict[str, Callable[..., Any]] = {
 
 
 class _Over(torch.nn.Module):
-    """The dense part: a module of its own, because the pipelines trace what surrounds the tables."""
+    """The dense part; a module of its own, because pipelines trace what surrounds the tables."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -4,8 +4,9 @@ Two factories build the kernel of a group of tables and choose it by compute ker
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
 table between ranks and would lose states; one loads optimizer states, and would not say that a
-clock is missing. Two make replicas equal again and know one state's name. The last two are the
-planner's estimates, which would count no states of ours.
+clock is missing. Two make replicas equal again and know one state's name; one quantises
+collections, and finds none in a sharded model. The last two are the planner's estimates, which
+would count no states of ours.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch.quantization
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_kernel import BaseEmbedding
 from torchrec.distributed.embedding_lookup import (
@@ -34,6 +36,7 @@ from torchrec_ext.distributed import (
     plan,
     replica_sync,
     reshard,
+    sharded_modules,
     table_optimizers,
 )
 from torchrec_ext.distributed.checkpoint_checks import check_states
@@ -248,6 +251,17 @@ def _perf_estimate(original: Function) -> Function:
     return estimate
 
 
+def _checked_quantization(original: Function) -> Function:
+    @functools.wraps(original)
+    def quantize_dynamic(
+        model: Any, qconfig_spec: Any = None, *arguments: Any, **keywords: Any
+    ) -> Any:
+        sharded_modules.check_quantized_modules(model, qconfig_spec or ())
+        return original(model, qconfig_spec, *arguments, **keywords)
+
+    return quantize_dynamic
+
+
 _ESTIMATE = ("self", "sharding_options", "sharder_data_map")
 
 SEAMS = (
@@ -303,6 +317,13 @@ SEAMS = (
     ),
     Seam(DMPCollection, "_cache_sync_tensors", ("self", "contexts"), _cached_sync_tensors),
     Seam(DMPCollection, "sync", ("self", "include_optimizer_state"), _replica_sync),
+    Seam(
+        # What TorchRec's quantize_embeddings calls: that one is often imported before the hook.
+        torch.quantization,
+        "quantize_dynamic",
+        ("model", "qconfig_spec", "dtype", "mapping", "inplace"),
+        _checked_quantization,
+    ),
     Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
     Seam(EmbeddingStorageEstimator, "estimate", _ESTIMATE, _storage_estimate),
     Seam(EmbeddingPerfEstimator, "estimate", _ESTIMATE, _perf_estimate),

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 Function = Callable[..., Any]
@@ -20,13 +21,14 @@ class Seam:
     """A function of TorchRec that the hook wraps.
 
     Attributes:
-        owner: The class that defines it.
+        owner: The class or module that defines it; a module's function is wrapped for those who
+            look it up there when they call it.
         name: Its name there.
         parameters: The parameters it must have, in order.
         wrap: Makes our function around TorchRec's.
     """
 
-    owner: type
+    owner: type | ModuleType
     name: str
     parameters: tuple[str, ...]
     wrap: Callable[[Function], Function]
@@ -34,10 +36,12 @@ class Seam:
     @property
     def path(self) -> str:
         """The function's full name."""
+        if isinstance(self.owner, ModuleType):
+            return f"{self.owner.__name__}.{self.name}"
         return f"{self.owner.__module__}.{self.owner.__qualname__}.{self.name}"
 
     def current(self) -> Any:
-        """What the class holds now: a function or a classmethod; None if it has no such name."""
+        """What the owner holds now: a function or a classmethod; None if it has no such name."""
         return vars(self.owner).get(self.name)
 
 
@@ -86,7 +90,7 @@ def unwrap(seams: Sequence[Seam]) -> None:
 
 
 def in_place(seam: Seam) -> bool:
-    """Whether our wrapper is part of what the class holds now, outermost or further in."""
+    """Whether our wrapper is part of what the owner holds now, outermost or further in."""
     if seam.path not in _installed:
         return False
     ours = _function(_installed[seam.path][1])
@@ -109,8 +113,9 @@ def _check_signature(seam: Seam) -> None:
     if found == seam.parameters:
         return
     state = "does not exist" if found is None else f"takes ({', '.join(found)})"
+    package = seam.path.partition(".")[0]
     raise UnsupportedTorchRecError(
-        f"torchrec_ext does not know TorchRec {importlib.metadata.version('torchrec')}: "
-        f"{seam.path} {state}, expected ({', '.join(seam.parameters)}) as in TorchRec 1.8 and 1.9; "
-        "install one of these or a newer torchrec_ext"
+        f"torchrec_ext does not know {package} {importlib.metadata.version(package)}: "
+        f"{seam.path} {state}, expected ({', '.join(seam.parameters)}) as with TorchRec 1.8 and "
+        "1.9; install one of these or a newer torchrec_ext"
     )
