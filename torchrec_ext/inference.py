@@ -21,7 +21,6 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from torchrec_ext.distributed.checkpoint_checks import global_shape
-from torchrec_ext.distributed.sharded_modules import optimizers_of
 
 
 class _Part(NamedTuple):
@@ -60,10 +59,8 @@ def gather_weights(
         TypeError: A tensor is distributed in a form that TorchRec does not give tables.
         RuntimeError: The ranks of the group have no shard of a part of a table.
     """
-    for part in optimizers_of(model):
-        part.module.flush()
     group = process_group or dist.group.WORLD
-    state_dict = model.state_dict()
+    state_dict = model.state_dict()  # wakes rows
     own = {
         name: _local_parts(name, value)
         for name, value in state_dict.items()

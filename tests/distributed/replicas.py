@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torchrec.distributed import model_parallel
-from torchrec.distributed.model_parallel import DMPCollection
+from torchrec.distributed.model_parallel import DistributedModelParallel, DMPCollection
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ModuleSharder, ShardingStrategy
 
@@ -88,10 +89,10 @@ class Shard:
         return self.table, self.offsets
 
 
-def shards_of(model: DMPCollection) -> Iterator[Shard]:
-    """This rank's shards, every row up to date."""
+def shards_of(model: DistributedModelParallel, copied: bool = False) -> Iterator[Shard]:
+    """This rank's shards, or copies, every row up to date."""
     for kernel in kernels_of(model):
-        module = kernel.emb_module
+        module = copy.deepcopy(kernel.emb_module) if copied else kernel.emb_module
         states = [list(of_table.values()) for of_table in module.get_optimizer_state()]
         weights = module.split_embedding_weights()
         tables = kernel.config.embedding_tables
@@ -100,7 +101,7 @@ def shards_of(model: DMPCollection) -> Iterator[Shard]:
             yield Shard(table.name, offsets, weight, of_table)
 
 
-def write_tables(model: DMPCollection, tables: Mapping[str, torch.Tensor]) -> None:
+def write_tables(model: DistributedModelParallel, tables: Mapping[str, torch.Tensor]) -> None:
     """Copies full tables into this rank's shards."""
     for shard in shards_of(model):
         rows, columns = (
@@ -113,9 +114,6 @@ def write_tables(model: DMPCollection, tables: Mapping[str, torch.Tensor]) -> No
 Copies = dict[tuple[str, tuple[int, ...]], list[torch.Tensor]]
 
 
-def copies_of(model: DMPCollection) -> Copies:
-    """Copies of weights and states: ``[weight, *states]`` of each of this rank's shards."""
-    return {
-        shard.place: [tensor.clone() for tensor in (shard.weight, *shard.states)]
-        for shard in shards_of(model)
-    }
+def copies_of(model: DistributedModelParallel) -> Copies:
+    """``[weight, *states]`` of each of this rank's shards; rows of the model sleep on."""
+    return {shard.place: [shard.weight, *shard.states] for shard in shards_of(model, copied=True)}
