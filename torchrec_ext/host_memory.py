@@ -21,7 +21,7 @@ def zeros(size: int, dtype: torch.dtype) -> Tensor:
     The kernel is asked for huge pages before the memory is touched; it may decline (see
     ``/sys/kernel/mm/transparent_hugepage/enabled``), which changes the speed only.
     """
-    buffer = torch.empty(size, dtype=dtype)
+    buffer = torch.empty(size, dtype=dtype, device="cpu")  # whatever the default device is
     begin = -(-buffer.data_ptr() // HUGE_PAGE) * HUGE_PAGE
     end = (buffer.data_ptr() + buffer.nbytes) // HUGE_PAGE * HUGE_PAGE
     advice = getattr(mmap, "MADV_HUGEPAGE", None)

@@ -73,4 +73,4 @@ def step_scalars(
         float64. A captured graph follows what is written here before a replay.
     """
     bits = [struct.unpack("<q", struct.pack("<d", value))[0] for value in hyperparameters]
-    return torch.tensor([completed_updates, *bits], dtype=torch.int64).to(device)
+    return torch.tensor([completed_updates, *bits], dtype=torch.int64, device="cpu").to(device)

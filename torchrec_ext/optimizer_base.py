@@ -17,6 +17,7 @@ from torchrec_ext.dense_step import (
 )
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers import HyperparameterError, spec_of
+from torchrec_ext.parameter_copies import keep_optimizers_in_copies
 
 #: Keywords of torch.optim's classes that have no counterpart here.
 _TORCH_KEYWORDS = frozenset(
@@ -90,6 +91,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         defaults = spec_of(self.optim_type).resolve(hyperparameters)
         defaults["lr"] = defaults.pop("learning_rate")
         super().__init__(params, defaults)
+        if isinstance(params, list) and len(params) == 1:  # as _apply_optimizer_in_backward does
+            keep_optimizers_in_copies(params[0])
         # A class of ours means nothing to TorchRec's stock sharders without the hook.
         if importlib.util.find_spec("torchrec") is not None:
             install()

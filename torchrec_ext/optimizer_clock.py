@@ -122,6 +122,20 @@ class OptimizerClock(OptimizerStates):
             self.flush()
         super().reset_optimizer_states(table, rows)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which follow no learning rate and whose tensors count versions anew."""
+        self.pull_learning_rate()
+        state: dict[str, Any] = super().__getstate__()
+        if self._sleeping is not None:
+            state["_weights_version"] -= self.weights_host._version
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """See :meth:`__getstate__`."""
+        super().__setstate__(state)
+        if self._sleeping is not None:
+            self._weights_version += self.weights_host._version
+
     def _start_clock(self) -> None:
         self._learning_rate_source = LearningRateSource()
         self.register_buffer("iter", self.iter, persistent=True)
@@ -131,7 +145,7 @@ class OptimizerClock(OptimizerStates):
         self._weights_version = 0
         if self._hyperparameters.get("sparse_mode") == "dense":
             series = Series.of(self.optim_type, self._hyperparameters)
-            self._sleeping = SleepingRows(self.total_hash_size, series, int(self.iter))
+            self._sleeping = SleepingRows(self.total_hash_size, series, 0, self.current_device)
             self.register_state_dict_pre_hook(_flush_before_saving)
             self.register_load_state_dict_post_hook(_restart_after_loading)
 
@@ -166,7 +180,7 @@ class OptimizerClock(OptimizerStates):
     @torch.no_grad()
     def _wake(self, rows: Tensor | None) -> bool:
         """Catches rows up to the clock; None: all rows. False where no row can have slept."""
-        if self._sleeping is None:
+        if self._sleeping is None or self.weights_host.is_meta:
             return False
         self._follow_loaded_clock()
         self._follow_written_weights()

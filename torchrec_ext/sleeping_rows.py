@@ -97,7 +97,7 @@ class History:
         self.start = now
         self.now = now
         #: float64 ``[3, capacity]``: log2 of P from the start, C, E; see ``csrc/catch_up.h``.
-        self.values = torch.zeros(3, 256, dtype=torch.float64)
+        self.values = torch.zeros(3, 256, dtype=torch.float64, device="cpu")
 
     def __len__(self) -> int:
         """The updates since the start."""
@@ -134,11 +134,12 @@ class SleepingRows:
         rows: The number of rows of all tables.
         series: How steps fade.
         now: The completed updates; all rows are current.
+        device: The tables'.
     """
 
-    def __init__(self, rows: int, series: Series, now: int) -> None:
+    def __init__(self, rows: int, series: Series, now: int, device: torch.device) -> None:
         """See the class."""
-        self.row_steps: Tensor = torch.full((rows,), now, dtype=ROW_STEPS.dtype)
+        self.row_steps: Tensor = torch.full((rows,), now, dtype=ROW_STEPS.dtype, device=device)
         self.history = History(series, now)
 
     def restart(self, now: int, series: Series | None = None) -> None:

@@ -115,6 +115,8 @@ class TableBatchedEmbeddingBags(OptimizerClock):
         self._start_clock()
         self.reset_optimizer_states()
 
+    # Dynamo would trace into FBGEMM's forward and lose what it leaves behind for the backward.
+    @torch.compiler.disable
     def forward(
         self,
         indices: Tensor,
@@ -306,8 +308,10 @@ class TableBatchedEmbeddingBags(OptimizerClock):
             [rows, dim, *(self._offset_in_buffers(prefix, table) for prefix in prefixes)]
             for table, (rows, dim, _, _) in enumerate(self.embedding_specs)
         ]
-        self._table_layout = torch.tensor(layout, dtype=torch.int64)
-        self._feature_table_map = torch.tensor(self.feature_table_map, dtype=torch.int64)
+        self._table_layout = torch.tensor(layout, dtype=torch.int64, device="cpu")
+        self._feature_table_map = torch.tensor(
+            self.feature_table_map, dtype=torch.int64, device="cpu"
+        )
         self._tables: ops.DeviceTables | None = None
         if not self.use_cpu:
             self._tables = ops.device_layout(

@@ -3,8 +3,8 @@
 Two factories build the kernel of a group of tables and choose it by compute kernel alone; ours look
 at the optimizer first. Three methods describe the tables to shard, on every rank alike: the place
 to read our optimizer classes and to refuse a plan before any rank has built anything. One moves a
-table between ranks and would lose states. ``batches``, ``checkpoint_load``, ``checkpoint_plan``,
-``column_shards``, ``estimates``, ``eviction`` and ``fused_collections`` describe theirs.
+table between ranks and would lose states. The modules that ``SEAMS`` names at its end describe
+theirs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ from torchrec_ext.distributed import (
     mean_lookups,
     patching,
     plan,
+    replica_sync,
     reshard,
+    sharded_modules,
     table_optimizers,
 )
 from torchrec_ext.distributed.fused_optimizer import states_hidden
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
 from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.optim_type import OptimType
-from torchrec_ext.optimizers import HyperparameterError, spec_of
+from torchrec_ext.optimizers import HyperparameterError
 
 
 def install() -> None:
@@ -131,13 +133,12 @@ def _build(
 
 
 def _check_2d(tables: list[str], optimizer: OptimType, env: ShardingEnv2D) -> None:
-    """TorchRec's replica sync averages a state called ``sum`` and no other."""
-    states = [state.name for state in spec_of(optimizer).states]
-    if env.sharding_strategy == ShardingStrategy.FULLY_SHARDED or states != ["sum"]:
+    """TorchRec's kernel for fully sharded weights is built around FBGEMM's module."""
+    if env.sharding_strategy == ShardingStrategy.FULLY_SHARDED:
         raise plan.PlanError(
-            f"{table_optimizers.named(tables)}: 2D parallelism "
-            f"({env.sharding_strategy.name.lower()}) does not keep the states {states} of "
-            f"OptimType.{optimizer.name}; use DistributedModelParallel instead of DMPCollection"
+            f"{table_optimizers.named(tables)}: OptimType.{optimizer.name} does not train under "
+            "ShardingStrategy.FULLY_SHARDED; give DMPCollection "
+            "sharding_strategy=ShardingStrategy.DEFAULT"
         )
 
 
@@ -270,4 +271,6 @@ SEAMS = (
     *estimates.SEAMS,
     *eviction.SEAMS,
     *fused_collections.SEAMS,
+    *replica_sync.SEAMS,
+    *sharded_modules.SEAMS,
 )

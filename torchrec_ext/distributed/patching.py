@@ -21,7 +21,8 @@ class Seam:
     """A function of TorchRec that the hook wraps.
 
     Attributes:
-        owner: The class that defines it, or a module that defines or imports it.
+        owner: The class or module that defines it; a module's function is wrapped for those who
+            look it up there when they call it.
         name: Its name there.
         parameters: The parameters it must have, in order.
         wrap: Makes our function around TorchRec's.
@@ -115,6 +116,6 @@ def _check_signature(seam: Seam) -> None:
     package = seam.path.partition(".")[0]
     raise UnsupportedTorchRecError(
         f"torchrec_ext does not know {package} {importlib.metadata.version(package)}: "
-        f"{seam.path} {state}, expected ({', '.join(seam.parameters)}) as in TorchRec 1.8 and 1.9; "
-        "install one of these or a newer torchrec_ext"
+        f"{seam.path} {state}, expected ({', '.join(seam.parameters)}) as with TorchRec 1.8 and "
+        "1.9; install one of these or a newer torchrec_ext"
     )
