@@ -10,7 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder as TorchRecsSharder
 
 from torchrec_ext import OptimType
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder
@@ -223,3 +226,44 @@ def test_the_same_plan_goes_on_with_the_same_bits(optimizer, sharding_type) -> N
                 ):
                     assert place == new_place
                     assert torch.equal(value, new_value), (kind, key)
+
+
+def _fbgemms(optimizer: EmbOptimType, sharding_type: str) -> models.DistributedModelParallel:
+    model = models.Model(TABLES)
+    sharder = TorchRecsSharder({"optimizer": optimizer, "learning_rate": 0.1})
+    plan = models.plan_for(model, [sharder], sharding_type, TABLES)
+    return models.shard(model, [sharder], plan)
+
+
+@pytest.mark.parametrize(
+    "optimizer, message",
+    [(EmbOptimType.EXACT_ADAGRAD, ""), (EmbOptimType.EXACT_ROWWISE_ADAGRAD, "Size mismatch")],
+    ids=str,
+)
+def test_torchrec_reads_states_of_other_plans_unless_they_are_row_wise(
+    optimizer, message, tmp_path
+) -> None:
+    def save() -> None:
+        sharded = _fbgemms(optimizer, "table_wise")
+        train(sharded, 0, STEPS)
+        dcp.save(state_of(sharded), checkpoint_id=str(tmp_path))
+
+    def read() -> str:
+        sharded = _fbgemms(optimizer, "column_wise")
+        try:
+            load(sharded, str(tmp_path))
+        except CheckpointException as error:
+            return str(error)
+        return ""
+
+    run_on_ranks(2, save)
+    assert all(message in found and bool(message) == bool(found) for found in run_on_ranks(2, read))
+
+
+def test_torchs_asynchronous_save_cannot_copy_sharded_tables(tmp_path) -> None:
+    def save() -> None:
+        sharded = _fbgemms(EmbOptimType.EXACT_ADAGRAD, "table_wise")
+        dcp.async_save(state_of(sharded), checkpoint_id=str(tmp_path)).result()
+
+    with pytest.raises(RuntimeError, match="ShardedTensor"):
+        run_on_ranks(2, save)

@@ -6,6 +6,7 @@ which is far beyond the harness's patience.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import os
 import signal
@@ -182,3 +183,18 @@ def test_one_rank_needs_nobody():
 
     with pytest.raises(KeyError, match="alone"):
         run_on_ranks(1, fail)
+
+
+def _wait_for_the_other() -> str:
+    group = dist.new_group(timeout=datetime.timedelta(seconds=SECONDS))
+    if dist.get_rank() == 1:  # has failed, but lives on: in a debugger, in a handler
+        time.sleep(2 * SECONDS)
+        return ""
+    with pytest.raises(RuntimeError) as caught:
+        dist.all_reduce(torch.ones(1), group=group)
+    return str(caught.value)
+
+
+def test_without_it_the_others_wait_for_the_groups_timeout():
+    waited, _ = run_on_ranks(2, _wait_for_the_other)
+    assert "Timed out waiting 3000ms" in waited

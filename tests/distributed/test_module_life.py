@@ -16,6 +16,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder as StockSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
+from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
 
 from torchrec_ext import OptimType, optim
@@ -270,3 +271,11 @@ def _clipped_by_value(case: str) -> str:
 def test_clipping_fused_gradients_by_value_finds_none(case) -> None:
     for message in run_on_ranks(2, _clipped_by_value, case):
         assert "Expected !nested_tensorlist[0].empty() to be true, but got false" in message
+
+
+def test_a_copy_loses_the_optimizers_of_torchrec() -> None:
+    model = models.Model()
+    _apply_optimizer_in_backward(RowWiseAdagrad, model.ebc.parameters(), {"lr": 0.1})
+    assert all(hasattr(each, "_optimizer_classes") for each in model.ebc.parameters())
+    copied = copy.deepcopy(model)
+    assert not any(hasattr(each, "_optimizer_classes") for each in copied.ebc.parameters())

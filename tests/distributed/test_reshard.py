@@ -6,6 +6,8 @@ import copy
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder as TorchRecsSharder
 from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 
 from torchrec_ext import OptimType
@@ -112,3 +114,25 @@ def _reshard_after_one_rank_changed_its_rate() -> str:
 def test_tables_that_come_together_must_have_been_trained_alike() -> None:
     messages = run_on_ranks(2, _reshard_after_one_rank_changed_its_rate)
     assert any("are updated together now, but had different" in each for each in messages)
+
+
+def _fbgemms_rate() -> list[float]:
+    """The learning rates before a reshard and after it."""
+    model, sharder = models.Model(), TorchRecsSharder({"optimizer": EmbOptimType.EXACT_ADAGRAD})
+    plan = models.plan_for(model, [sharder], "table_wise")
+    sharded = models.shard(model, [sharder], plan)
+    for group in sharded.fused_optimizer.param_groups:
+        group["lr"] = 0.5
+    sharded.fused_optimizer.zero_grad()
+    rates = [{m.get_learning_rate() for m in models.modules_by_table(sharded).values()}]
+    plan = sharded.plan.plan["ebc"]
+    changed = {"t0": _moved(plan["t0"], torch.distributed.get_world_size())}
+    sharder.reshard(sharded.module.ebc, changed, sharded._env, torch.device("cpu"))
+    rates.append({m.get_learning_rate() for m in models.modules_by_table(sharded).values()})
+    return rates
+
+
+def test_torchrec_forgets_the_learning_rate() -> None:
+    before, after = zip(*run_on_ranks(2, _fbgemms_rate), strict=True)
+    assert set().union(*before) == {0.5}
+    assert 0.5 not in set().union(*after)
