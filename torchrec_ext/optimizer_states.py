@@ -75,12 +75,13 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
     ) -> None:
         """Rewrites states that follow from the weights: FTRL's ``linear``.
 
-        For weights that were loaded or written without the states that belong to them. FTRL computes
-        a weight from ``linear`` and ``accum`` alone, so the next update of a row would return to
-        what its ``linear`` stands for. Afterwards ``linear`` stands for the weights that are there,
-        by the equations of :mod:`torchrec_ext.optimizers.ftrl`; ``accum``, and so each weight's
-        learning rate, stays. With ``preserve_initial_weight=True`` the rows count as never updated
-        instead, and get their ``linear`` in their next update.
+        For weights that were loaded or written without the states that belong to them. FTRL
+        computes a weight from ``linear`` and ``accum`` alone, so the next update of a row would
+        return to what its ``linear`` stands for. Afterwards ``linear`` stands for the weights that
+        are there, by the equations of :mod:`torchrec_ext.optimizers.ftrl`, under the
+        hyperparameters in force; ``accum``, and so each weight's learning rate, stays. With
+        ``preserve_initial_weight=True`` the rows count as never updated instead, and get their
+        ``linear`` in their next update.
 
         Args:
             table: As in :meth:`reset_optimizer_states`.

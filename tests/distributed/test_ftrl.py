@@ -33,9 +33,7 @@ PRESERVING: dict[str, Any] = {
 
 def _sharded(sharding_type: str, fused_params: dict[str, Any]) -> models.DistributedModelParallel:
     model, sharder = models.Model(TABLES), EmbeddingBagCollectionSharder(dict(fused_params))
-    return models.shard(
-        model, [sharder], models.plan_for(model, [sharder], sharding_type, TABLES)
-    )
+    return models.shard(model, [sharder], models.plan_for(model, [sharder], sharding_type, TABLES))
 
 
 def _train(sharded: models.DistributedModelParallel, first: int, last: int, scale: float) -> None:
@@ -159,11 +157,15 @@ def test_rows_not_yet_updated_go_through_checkpoints(saved, loaded, tmp_path: Pa
     straight = run_on_ranks(2, _save, saved, str(tmp_path))
     resumed = run_on_ranks(2, _resume, loaded, str(tmp_path))
     marks = models.assemble([answer[0] for answer in straight])
-    assert 0 < sum(float(each.sum()) for each in marks.values()) < sum(
-        each.numel() for each in marks.values()
+    assert (
+        0
+        < sum(float(each.sum()) for each in marks.values())
+        < sum(each.numel() for each in marks.values())
     )
     for part in range(3):
-        one, other = (models.assemble([answer[part] for answer in each]) for each in (straight, resumed))
+        one, other = (
+            models.assemble([answer[part] for answer in each]) for each in (straight, resumed)
+        )
         for name, expected in one.items():
             if saved == loaded:
                 assert torch.equal(other[name], expected)
@@ -205,9 +207,7 @@ def _train_group_lasso(sharding_type: str) -> dict[str, list[Any]]:
 @SHARDING_TYPES
 def test_group_lasso_sees_the_columns_of_a_shard(sharding_type) -> None:
     found = models.assemble(run_on_ranks(2, _train_group_lasso, sharding_type))
-    update = update_of(
-        OptimType.FTRL, learning_rate=0.2, ftrl_beta=0.5, l1_reg=0.05, l21_reg=0.2
-    )
+    update = update_of(OptimType.FTRL, learning_rate=0.2, ftrl_beta=0.5, l1_reg=0.05, l21_reg=0.2)
     expected = {}
     for name, each in (("row", update), ("shard", by_column_shard(update, 4))):
         updates = dict.fromkeys((table.name for table in TABLES), each)
