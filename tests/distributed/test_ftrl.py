@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.optim import _apply_optimizer_in_backward
 
-from torchrec_ext import OptimType
+from torchrec_ext import OptimType, optim
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder
 
 from . import models
@@ -105,6 +106,23 @@ def test_initial_weights_are_kept(sharding_type, source) -> None:
     assert max(run_on_ranks(2, _keep, sharding_type, PRESERVING, source)) <= 1e-6
     plain = {**PRESERVING, "preserve_initial_weight": False}
     assert max(run_on_ranks(2, _keep, sharding_type, plain, source)) > 0.01
+
+
+def _keep_by_class() -> float:
+    model = models.Model(TABLES)
+    given = {name: value for name, value in PRESERVING.items() if name != "optimizer"}
+    _apply_optimizer_in_backward(optim.FTRL, model.parameters(), given)
+    sharder = EmbeddingBagCollectionSharder()
+    plan = models.plan_for(model, [sharder], "row_wise", TABLES)
+    sharded = models.shard(model, [sharder], plan)
+    models.write_weights(sharded, models.initial_weights(TABLES))
+    before = models.read_weights(sharded)
+    _train(sharded, 0, 3, 0.0)
+    return _largest_move(before, models.read_weights(sharded))
+
+
+def test_initial_weights_are_kept_where_a_class_names_the_optimizer() -> None:
+    assert max(run_on_ranks(2, _keep_by_class)) <= 1e-6
 
 
 def _save(sharding_type: str, folder: str) -> Any:
