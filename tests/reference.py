@@ -236,7 +236,7 @@ def ftrl(
     if preserve_initial_weight:
         new = (linear == 0.0) & linear.signbit()
         v = w * ((ftrl_beta + before) / learning_rate + l2_reg)
-        norm = torch.where(new, v, 0.0).norm(dim=-1, keepdim=True)
+        norm = v.norm(dim=-1, keepdim=True)
         stretched = v * torch.where(norm == 0.0, 1.0, 1.0 + radius / norm)
         linear = torch.where(new, -stretched - w.sign() * l1_reg, linear)
     linear = linear + g + 2.0 * l2_shrinkage_reg * w - (after - before) / learning_rate * w

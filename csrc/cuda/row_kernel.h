@@ -161,31 +161,43 @@ class RowUpdater {
   __device__ __forceinline__ void update_narrow() {
     const Part part = read(0);
     float totals[kMaxReductions] = {};
-    for (int first = 0; first < Optimizer::kReductions; first += kSumsAtOnce) {
-      float partials[kSumsAtOnce][kColumnsPerLane] = {};
-      add_terms(part, first, totals, partials);
-      fold(first, partials, totals);
-    }
+    reduce_narrow<0>(part, totals);
     write(part, begin_row(totals));
+  }
+
+  template <int kFirst>
+  __device__ __forceinline__ void reduce_narrow(const Part& part, float* totals) const {
+    float partials[kSumsAtOnce][kColumnsPerLane] = {};
+    add_terms<kFirst>(part, totals, partials);
+    fold<kFirst>(partials, totals);
+    if constexpr (kFirst + kSumsAtOnce < Optimizer::kReductions) {
+      reduce_narrow<kFirst + kSumsAtOnce>(part, totals);
+    }
   }
 
   // Elsewhere the gradient is kept in sums_, and weights and states are read once more.
   __device__ __forceinline__ void update_wide() {
     float totals[kMaxReductions] = {};
-    for (int first = 0; first < Optimizer::kReductions; first += kSumsAtOnce) {
-      float partials[kSumsAtOnce][kColumnsPerLane] = {};
-      for (int base = 0; base < dim_; base += lanes_.columns()) {
-        const Part part = first == 0 ? read(base) : read_again(base);
-        add_terms(part, first, totals, partials);
-        if (first == 0 && part.active) {
-          store_columns(sums_ + part.column, part.gradient.values);
-        }
-      }
-      fold(first, partials, totals);
-    }
+    reduce_wide<0>(totals);
     const Row row = begin_row(totals);
     for (int base = 0; base < dim_; base += lanes_.columns()) {
       write(read_again(base), row);
+    }
+  }
+
+  template <int kFirst>
+  __device__ __forceinline__ void reduce_wide(float* totals) {
+    float partials[kSumsAtOnce][kColumnsPerLane] = {};
+    for (int base = 0; base < dim_; base += lanes_.columns()) {
+      const Part part = kFirst == 0 ? read(base) : read_again(base);
+      add_terms<kFirst>(part, totals, partials);
+      if (kFirst == 0 && part.active) {
+        store_columns(sums_ + part.column, part.gradient.values);
+      }
+    }
+    fold<kFirst>(partials, totals);
+    if constexpr (kFirst + kSumsAtOnce < Optimizer::kReductions) {
+      reduce_wide<kFirst + kSumsAtOnce>(totals);
     }
   }
 
@@ -198,22 +210,23 @@ class RowUpdater {
     return part;
   }
 
-  // The partial sums of reduce_row (row_reduce.h), of sum `first` and those made with it.
-  __device__ __forceinline__ void add_terms(const Part& part, int first, const float* totals,
+  // The partial sums of reduce_row (row_reduce.h), of sum kFirst and those made with it.
+  template <int kFirst>
+  __device__ __forceinline__ void add_terms(const Part& part, const float* totals,
                                             float (&partials)[kSumsAtOnce][kColumnsPerLane]) const {
     for (int k = 0; k < kSumsAtOnce && part.active; ++k) {
       for (int v = 0; v < kColumnsPerLane; ++v) {
-        partials[k][v] += reduce_term(optimizer_, first + k, part.weight.values[v],
+        partials[k][v] += reduce_term(optimizer_, kFirst + k, part.weight.values[v],
                                       part.gradient.values[v], part.states[v], totals, dim_);
       }
     }
   }
 
-  __device__ __forceinline__ void fold(int first,
-                                       const float (&partials)[kSumsAtOnce][kColumnsPerLane],
+  template <int kFirst>
+  __device__ __forceinline__ void fold(const float (&partials)[kSumsAtOnce][kColumnsPerLane],
                                        float* totals) const {
     for (int k = 0; k < kSumsAtOnce; ++k) {
-      totals[first + k] = lanes_.fold(partials[k]);
+      totals[kFirst + k] = lanes_.fold(partials[k]);
     }
   }
 

@@ -84,7 +84,7 @@ struct Ftrl {
   float l21_reg;
   float gradient_factor;  // 1
   float twice_shrinkage;
-  bool preserves;
+  uint32_t preserves;  // 0 or 1, as wide as what kernels load
   double exponent;
 
   TORCHREC_EXT_INLINE Ftrl(const double* h, int64_t /*completed_updates*/)
@@ -104,7 +104,7 @@ struct Ftrl {
     const float previous = raise(states[1]);
     if (reduction == 0) {
       const float v = weight * denominator(previous);
-      return is_new(states[0]) ? v * v : 0.0f;
+      return v * v;
     }
     const float current = raise(states[1] + g * g);
     const float seed_factor = begin_row(totals, dim, nullptr).seed_factor;
@@ -150,7 +150,7 @@ struct Ftrl {
         l21_reg(static_cast<float>(h[8] * factor)),
         gradient_factor(static_cast<float>(factor)),
         twice_shrinkage(static_cast<float>(2.0 * h[6])),
-        preserves(h[5] != 0.0),
+        preserves(h[5] == 0.0 ? 0u : 1u),
         exponent(-h[4]) {}
 
   template <bool kRoot, class Visitor>
@@ -177,7 +177,7 @@ struct Ftrl {
   }
 
   TORCHREC_EXT_INLINE bool is_new(float linear) const {
-    return preserves && std::bit_cast<uint32_t>(linear) == 0x80000000u;
+    return preserves != 0u && std::bit_cast<uint32_t>(linear) == 0x80000000u;
   }
 
   TORCHREC_EXT_INLINE float next_linear(float linear, float weight, float g, float previous,

@@ -182,7 +182,7 @@ def test_group_lasso_scales_a_row_or_zeroes_it() -> None:
     # sqrt(D) is 2: the threshold is 5 * norm_share. Denominators are (1 + |g|) / .1.
     half = torch.tensor([-1.5 / 40.0, 2.0 / 50.0, 0.0, 0.0])
     assert relative_error(_group(0.5), half) <= 1e-7
-    for share in (1.0, 1.5):
+    for share in (1.0, 1.0005, 1.5):
         row = _group(share)
         assert torch.equal(row, torch.zeros(4)) and not row.signbit().any()
     assert _group(0.999).count_nonzero() == 2

@@ -109,6 +109,18 @@ def test_zero_weights_and_zero_gradients_take_the_mark_as_well() -> None:
 
 
 @settings
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_zero_weights_train_as_without_preserving(given, zero) -> None:
+    start = torch.full((ROWS, 8), zero)
+    modules = [_filled(start, **{**given, "preserve_initial_weight": on}) for on in (True, False)]
+    for gradient in (0.01, -0.3, 0.9):
+        for module in modules:
+            _touch(module, gradient)
+        assert_same_bits(*(snapshot(module) for module in modules))
+    assert snapshot(modules[0])[0].count_nonzero() > 0
+
+
+@settings
 def test_hyperparameters_are_those_of_the_first_update(given) -> None:
     (start,) = random_tables([(ROWS, 8)])
     changed, built = _filled(start, **given), None
