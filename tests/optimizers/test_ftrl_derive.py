@@ -45,6 +45,8 @@ def test_the_next_update_starts_from_the_weights_that_are_there(given, preserve)
     before = [states[1].clone() for states in module.split_optimizer_states()]
     with mock.patch.object(optimizer_states, "_ROWS_AT_ONCE", 3):
         module.derive_optimizer_states()
+    if preserve:  # whose linear is that of the next update's learning rate
+        module.set_learning_rate(0.03)
     assert_same_bits(before, [states[1] for states in module.split_optimizer_states()])
     assert_same_bits(module.split_embedding_weights(), loaded)
     for found, expected in zip(_touch(module), loaded, strict=True):
