@@ -24,8 +24,8 @@ TORCHREC_EXT_INLINE typename Optimizer::Row begin_row(const Optimizer& optimizer
         for (int j = 0; j < kColumnStates; ++j) {
           values[j] = states[j][column];
         }
-        return optimizer.reduce_term(k, static_cast<float>(weight[column]), gradient[column],
-                                     values);
+        return reduce_term(optimizer, k, static_cast<float>(weight[column]), gradient[column],
+                           values, totals, dim);
       });
     }
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torchrec_ext import OptimType
@@ -16,6 +17,29 @@ HYPERPARAMETERS: dict[OptimType, dict[str, Any]] = {
     OptimType.PARTIAL_ROWWISE_ADAM: {"learning_rate": 0.1, "eps": 1e-6, "weight_decay": 0.5},
     OptimType.LAMB: {"learning_rate": 0.1, "eps": 1e-6, "weight_decay": 0.5},
 }
+
+#: The optimizers by name, and FTRL with its extensions.
+CASES: dict[str, tuple[OptimType, dict[str, Any]]] = {
+    optimizer.name: (optimizer, given) for optimizer, given in HYPERPARAMETERS.items()
+}
+_FTRL = HYPERPARAMETERS[OptimType.FTRL]
+_EXTENDED = {
+    "preserve_initial_weight": True,
+    "l2_shrinkage_reg": 0.05,
+    "multiply_linear_by_lr": True,
+    "initial_accumulator_value": 0.1,
+}
+CASES["FTRL-extended"] = (OptimType.FTRL, {**_FTRL, **_EXTENDED})
+CASES["FTRL-group-lasso"] = (OptimType.FTRL, {**_FTRL, "l21_reg": 0.1})
+CASES["FTRL-everything"] = (
+    OptimType.FTRL,
+    {**_FTRL, **_EXTENDED, "l21_reg": 0.1, "learning_rate_power": -0.7},
+)
+
+
+def of_update(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters that an update reads; the others choose initial states."""
+    return {name: value for name, value in given.items() if name != "initial_accumulator_value"}
 
 
 def kernel_values(optimizer: OptimType, **hyperparameters: Any) -> list[float]:

@@ -14,8 +14,10 @@ from torch import Tensor
 from torchrec_ext import OptimType
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
+from .hyperparameters import CASES as CASES
 from .hyperparameters import HYPERPARAMETERS as HYPERPARAMETERS
 from .hyperparameters import kernel_values as kernel_values
+from .hyperparameters import of_update as of_update
 from .reference import Batch
 
 POOLING = {"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN, "none": PoolingMode.NONE}

@@ -6,6 +6,7 @@ indices and offsets, feature by feature.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -217,19 +218,34 @@ def ftrl(
     l1_reg: float = 0.0,
     l2_reg: float = 0.0,
     learning_rate_power: float = -0.5,
+    preserve_initial_weight: bool = False,
+    l2_shrinkage_reg: float = 0.0,
+    multiply_linear_by_lr: bool = False,
+    l21_reg: float = 0.0,
 ) -> Tensor:
-    """McMahan et al., KDD 2013, Algorithm 1; ``states`` are z and n."""
-    linear, accum = states
+    """McMahan et al., KDD 2013, Algorithm 1; ``states`` are z and n.
+
+    With ``multiply_linear_by_lr`` the first state is z times the learning rate. With
+    ``preserve_initial_weight`` a z of -0 says that there was no update before.
+    """
+    factor = learning_rate if multiply_linear_by_lr else 1.0
+    linear, accum = states[0] / factor, states[1]
     p = -learning_rate_power
-    before = accum**p
-    accum = accum + g * g
-    after = accum**p
-    linear = linear + g - (after - before) / learning_rate * w
-    states[:] = [linear, accum]
+    before, after = accum**p, (accum + g * g) ** p
+    radius = l21_reg * math.sqrt(w.shape[-1])
+    if preserve_initial_weight:
+        new = (linear == 0.0) & linear.signbit()
+        v = w * ((ftrl_beta + before) / learning_rate + l2_reg)
+        norm = v.norm(dim=-1, keepdim=True)
+        stretched = v * torch.where(norm == 0.0, 1.0, 1.0 + radius / norm)
+        linear = torch.where(new, -stretched - w.sign() * l1_reg, linear)
+    linear = linear + g + 2.0 * l2_shrinkage_reg * w - (after - before) / learning_rate * w
+    states[:] = [linear * factor + 0.0, accum + g * g]
+    u = torch.where(linear.abs() <= l1_reg, 0.0, linear.sign() * l1_reg - linear)
+    norm = u.norm(dim=-1, keepdim=True)
+    u = torch.where(norm <= radius, 0.0, u * (1.0 - radius / norm))
     denominator = (ftrl_beta + after) / learning_rate + l2_reg
-    solution = (linear.sign() * l1_reg - linear) / denominator
-    solution = torch.where(linear.abs() <= l1_reg, torch.zeros_like(w), solution)
-    return torch.where(denominator == 0.0, w, solution)
+    return torch.where(denominator == 0.0, w, u / denominator)
 
 
 UPDATES: dict[str, Update] = {

@@ -30,7 +30,7 @@ def _arguments(**changes: Any) -> dict[str, Any]:
         "per_sample_weights": None,
         "pooling_mode": ops.POOLING_SUM,
         "optimizer": OptimType.FTRL,
-        "hyperparameters": [0.1, 1.0, 0.0, 0.0, -0.5],
+        "hyperparameters": kernel_values(OptimType.FTRL, lr=0.1, ftrl_beta=1.0),
     }
     return {**arguments, **changes}
 
@@ -149,7 +149,7 @@ BAD = [
     ({"per_sample_weights": torch.ones(3).double()}, "per_sample_weights has the wrong dtype"),
     ({"pooling_mode": 3}, "pooling_mode is 3"),
     ({"pooling_mode": ops.POOLING_NONE}, "same dim|expected"),
-    ({"hyperparameters": [0.1]}, "1 hyperparameters, expected 5"),
+    ({"hyperparameters": [0.1]}, "1 hyperparameters, expected 9"),
     ({"max_gradient": -1.0}, "max_gradient is -1"),
     ({"max_gradient": math.nan}, "max_gradient is nan"),
 ]

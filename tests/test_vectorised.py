@@ -55,8 +55,12 @@ def _count(code: str, instruction: str, register: str) -> int:
         ("ExactSgd<true>", ["mulps", "addps", "subps"]),
         ("ExactAdagrad", ["sqrtps", "divps", "mulps"]),
         ("ExactRowWiseAdagrad", ["mulps", "addps", "subps"]),
-        ("Ftrl<true>", ["sqrtps", "divps", "mulps"]),
-        ("Ftrl<false>", ["divpd", "mulpd", "divps"]),
+        ("Ftrl<true, false, false>", ["sqrtps", "divps", "mulps"]),
+        ("Ftrl<true, true, false>", ["sqrtps", "divps", "mulps"]),
+        ("Ftrl<true, true, true>", ["sqrtps", "divps", "mulps"]),
+        ("Ftrl<false, false, false>", ["divpd", "mulpd", "divps"]),
+        ("Ftrl<false, true, false>", ["divpd", "mulpd", "divps"]),
+        ("Ftrl<false, true, true>", ["divpd", "mulpd", "divps"]),
         ("Adam<false>", ["sqrtps", "divps", "mulps"]),
         ("Adam<true>", ["sqrtps", "divps", "mulps"]),
         ("PartialRowWiseAdam", ["mulps", "addps", "subps"]),
@@ -71,7 +75,7 @@ def test_loops_over_columns_are_vectorised(capability, optimizer, instructions, 
 
 
 def test_stochastic_rounding_is_vectorised() -> None:
-    code = _loops("Ftrl<true>", "StochasticRounding", "avx512")
+    code = _loops("Ftrl<true, false, false>", "StochasticRounding", "avx512")
     assert _count(code, "sqrtps", "zmm") > 0 and _count(code, "pmulld", "zmm") > 0
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchrec_ext import cuda, ops
-from torchrec_ext.optimizers import OptimizerSpec, State, spec_of
+from torchrec_ext.optimizers import HyperparameterError, OptimizerSpec, State, spec_of
 
 _WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: The key of a parameter's completed updates among its states, as in torch.optim.
@@ -189,3 +189,30 @@ def check_update(
             f"sparse_mode='dense' with a sparse gradient of a parameter of shape {shape}: rows "
             "without a gradient would have to move; use sparse=False or sparse_mode='lazy'"
         )
+
+
+def check_meaning(
+    spec: OptimizerSpec,
+    parameter: Tensor,
+    meaning: Mapping[str, Any] | None,
+    hyperparameters: Mapping[str, Any],
+) -> None:
+    """Checks that a parameter's states still mean what its group's hyperparameters say.
+
+    Args:
+        spec: The optimizer's.
+        parameter: Whose states.
+        meaning: What :meth:`OptimizerSpec.meaning_of_states` gave at its last update; None: it has
+            no states.
+        hyperparameters: All of them.
+
+    Raises:
+        HyperparameterError: One is another now.
+    """
+    for name, value in (meaning or {}).items():
+        if hyperparameters[name] != value:
+            raise HyperparameterError(
+                f"{spec.optimizer.name}: {name}={hyperparameters[name]!r} cannot replace {value!r} "
+                f"for a parameter of shape {tuple(parameter.shape)} that was already updated; set "
+                "it before the first step"
+            )

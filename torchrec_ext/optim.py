@@ -45,8 +45,10 @@ __all__ = [
 class FTRL(FusedOptimizer):
     """FTRL-Proximal, whose L1 term makes weights exactly zero.
 
-    Takes ``lr``, ``ftrl_beta``, ``l1_reg``, ``l2_reg``, ``learning_rate_power`` and
-    ``initial_accumulator_value``.
+    Takes ``lr``, ``ftrl_beta``, ``l1_reg``, ``l2_reg``, ``learning_rate_power``,
+    ``initial_accumulator_value`` and the extensions ``preserve_initial_weight``,
+    ``l2_shrinkage_reg``, ``multiply_linear_by_lr`` and ``l21_reg`` (see
+    ``torchrec_ext.optimizers.ftrl``).
     """
 
     optim_type = OptimType.FTRL

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from torchrec_ext.dense_step import (
     STEP,
+    check_meaning,
     check_states,
     check_update,
     initial_states,
@@ -90,6 +92,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             )
         defaults = spec_of(self.optim_type).resolve(hyperparameters)
         defaults["lr"] = defaults.pop("learning_rate")
+        self._meanings: dict[Tensor, dict[str, Any]] = {}
         super().__init__(params, defaults)
         if isinstance(params, list) and len(params) == 1:  # as _apply_optimizer_in_backward does
             keep_optimizers_in_copies(params[0])
@@ -142,7 +145,8 @@ class FusedOptimizer(torch.optim.Optimizer):
             The closure's result, or None.
 
         Raises:
-            HyperparameterError: A setting of a group is not legal; nothing was changed.
+            HyperparameterError: A setting of a group is not legal, or cannot change after the first
+                step; nothing was changed.
             ValueError: A parameter's dtype or a gradient's layout is not supported; nothing was
                 changed.
         """
@@ -160,12 +164,25 @@ class FusedOptimizer(torch.optim.Optimizer):
         for parameter, hyperparameters in updates:  # all of them, before anything changes
             states = self.state.get(parameter, {})
             check_update(spec, parameter, parameter.grad, states, hyperparameters)
+            check_meaning(spec, parameter, self._meanings.get(parameter), hyperparameters)
         for parameter, hyperparameters in updates:
             states = self.state[parameter]
             if not states:
                 states.update(initial_states(spec, parameter, hyperparameters))
             update_parameter(spec, parameter, parameter.grad, states, hyperparameters)
+            self._meanings[parameter] = spec.meaning_of_states(hyperparameters)
         return loss
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """After a load or a copy: states mean what their group says."""
+        super().__setstate__(state)
+        spec = spec_of(self.optim_type)
+        self._meanings = {
+            parameter: spec.meaning_of_states(group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter in self.state
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads states and settings. States stay float32, whatever the parameters are.

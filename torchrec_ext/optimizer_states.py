@@ -16,6 +16,9 @@ from torch import Tensor
 from torchrec_ext import any_width, host_memory
 from torchrec_ext.optimizers import OptimizerSpec, State
 
+# Bounds the memory that deriving states takes.
+_ROWS_AT_ONCE = 65536
+
 
 class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
     """The part of our module that owns the optimizer states.
@@ -67,14 +70,52 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
             IndexError: There is no such row; nothing was changed.
             ValueError: ``rows`` without ``table``.
         """
-        if table is None and rows is not None:
-            raise ValueError(f"rows={rows!r} needs a table: one of {self.table_labels}")
-        tables = range(len(self.embedding_specs)) if table is None else [self._table_number(table)]
-        for number in tables:
-            selected = slice(None) if rows is None else self._checked_rows(number, rows)
+        for number, selected in self._selected(table, rows):
             for state in self._states:
                 value = self._spec.initial_value(state, self._hyperparameters)
                 self._state_of_table(state, number)[selected] = value
+
+    @torch.no_grad()
+    def derive_optimizer_states(
+        self, table: int | str | None = None, rows: Tensor | Iterable[int] | None = None
+    ) -> None:
+        """Rewrites states that follow from the weights: FTRL's ``linear``.
+
+        For weights that were loaded or written without the states that belong to them. FTRL
+        computes a weight from ``linear`` and ``accum`` alone, so the next update of a row would
+        return to what its ``linear`` stands for. Afterwards ``linear`` stands for the weights that
+        are there, by the equations of :mod:`torchrec_ext.optimizers.ftrl`, under the
+        hyperparameters in force; ``accum``, and so each weight's learning rate, stays. With
+        ``preserve_initial_weight=True`` the rows count as never updated instead, and get their
+        ``linear`` in their next update.
+
+        Args:
+            table: As in :meth:`reset_optimizer_states`.
+            rows: As in :meth:`reset_optimizer_states`.
+
+        Raises:
+            KeyError: As :meth:`reset_optimizer_states`.
+            IndexError: As :meth:`reset_optimizer_states`; nothing was changed.
+            ValueError: As :meth:`reset_optimizer_states`, or the optimizer has no state that
+                follows from the weights.
+        """
+        derive = self._spec.derive
+        if derive is None:
+            raise ValueError(
+                f"tables {self.table_labels}: no state of {self._spec.optimizer.name} follows from "
+                "the weights; load its states, or call reset_optimizer_states()"
+            )
+        selections = self._selected(table, rows)
+        self.flush()
+        weights = self.split_embedding_weights()
+        for number, selected in selections:
+            states = [self._state_of_table(state, number) for state in self._states]
+            numbers = torch.arange(len(weights[number])) if rows is None else selected
+            for some in numbers.split(_ROWS_AT_ONCE):
+                parts = [state[some] for state in states]
+                derive(weights[number][some], parts, self._hyperparameters)
+                for state, part in zip(states, parts, strict=True):
+                    state[some] = part
 
     @torch.no_grad()
     def reset_embedding_weight_momentum(
@@ -180,6 +221,18 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
         if not isinstance(number, int) or not 0 <= number < len(names):
             raise KeyError(f"there is no table {table!r}; the tables are {names}")
         return number
+
+    def _selected(
+        self, table: int | str | None, rows: Tensor | Iterable[int] | None
+    ) -> list[tuple[int, Any]]:
+        """The numbers of the tables, each with its rows as an index."""
+        if table is None and rows is not None:
+            raise ValueError(f"rows={rows!r} needs a table: one of {self.table_labels}")
+        tables = range(len(self.embedding_specs)) if table is None else [self._table_number(table)]
+        return [
+            (number, slice(None) if rows is None else self._checked_rows(number, rows))
+            for number in tables
+        ]
 
     def _checked_rows(self, table: int, rows: Tensor | Iterable[int]) -> Tensor:
         selected = rows if isinstance(rows, Tensor) else torch.tensor(list(rows), dtype=torch.int64)

@@ -74,7 +74,8 @@ class RowUpdater {
       }
       return update_narrow();
     }
-    const Row row = begin_row(nullptr);
+    const float no_totals[kMaxReductions] = {};
+    const Row row = begin_row(no_totals);
     for (int base = 0; base < dim_; base += lanes_.columns()) {
       const Part part = read(base);
       write(part, row);
@@ -84,6 +85,8 @@ class RowUpdater {
  private:
   static constexpr int kColumnStates = count_states<Optimizer>(false);
   static constexpr int kRowStates = count_states<Optimizer>(true);
+  static constexpr int kSumsAtOnce =
+      !kReduces || reduces_in_turn<Optimizer>() ? 1 : Optimizer::kReductions;
 
   __device__ __forceinline__ void find_row(const Table& table, int64_t row) {
     dim_ = static_cast<int>(table.dim);
@@ -157,50 +160,79 @@ class RowUpdater {
   // columns in one go, they hold on to what they read.
   __device__ __forceinline__ void update_narrow() {
     const Part part = read(0);
-    float partials[kMaxReductions][kColumnsPerLane] = {};
-    add_terms(part, partials);
-    write(part, begin_row(partials));
+    float totals[kMaxReductions] = {};
+    reduce_narrow<0>(part, totals);
+    write(part, begin_row(totals));
+  }
+
+  template <int kFirst>
+  __device__ __forceinline__ void reduce_narrow(const Part& part, float* totals) const {
+    float partials[kSumsAtOnce][kColumnsPerLane] = {};
+    add_terms<kFirst>(part, totals, partials);
+    fold<kFirst>(partials, totals);
+    if constexpr (kFirst + kSumsAtOnce < Optimizer::kReductions) {
+      reduce_narrow<kFirst + kSumsAtOnce>(part, totals);
+    }
   }
 
   // Elsewhere the gradient is kept in sums_, and weights and states are read once more.
   __device__ __forceinline__ void update_wide() {
-    float partials[kMaxReductions][kColumnsPerLane] = {};
+    float totals[kMaxReductions] = {};
+    reduce_wide<0>(totals);
+    const Row row = begin_row(totals);
     for (int base = 0; base < dim_; base += lanes_.columns()) {
-      const Part part = read(base);
-      add_terms(part, partials);
-      if (part.active) {
-        store_columns(sums_ + part.column, part.gradient.values);
-      }
-    }
-    const Row row = begin_row(partials);
-    for (int base = 0; base < dim_; base += lanes_.columns()) {
-      Part part = part_at(base);
-      load(part);
-      if (part.active) {
-        part.gradient = load_columns(sums_ + part.column);
-      }
-      write(part, row);
+      write(read_again(base), row);
     }
   }
 
-  // The partial sums of reduce_row (row_reduce.h).
-  __device__ __forceinline__ void add_terms(const Part& part,
-                                            float (&partials)[kMaxReductions][kColumnsPerLane]) {
-    for (int k = 0; k < Optimizer::kReductions && part.active; ++k) {
-      for (int v = 0; v < kColumnsPerLane; ++v) {
-        partials[k][v] += optimizer_.reduce_term(k, part.weight.values[v], part.gradient.values[v],
-                                                 part.states[v]);
+  template <int kFirst>
+  __device__ __forceinline__ void reduce_wide(float* totals) {
+    float partials[kSumsAtOnce][kColumnsPerLane] = {};
+    for (int base = 0; base < dim_; base += lanes_.columns()) {
+      const Part part = kFirst == 0 ? read(base) : read_again(base);
+      add_terms<kFirst>(part, totals, partials);
+      if (kFirst == 0 && part.active) {
+        store_columns(sums_ + part.column, part.gradient.values);
       }
+    }
+    fold<kFirst>(partials, totals);
+    if constexpr (kFirst + kSumsAtOnce < Optimizer::kReductions) {
+      reduce_wide<kFirst + kSumsAtOnce>(totals);
+    }
+  }
+
+  __device__ __forceinline__ Part read_again(int base) const {
+    Part part = part_at(base);
+    load(part);
+    if (part.active) {
+      part.gradient = load_columns(sums_ + part.column);
+    }
+    return part;
+  }
+
+  // The partial sums of reduce_row (row_reduce.h), of sum kFirst and those made with it.
+  template <int kFirst>
+  __device__ __forceinline__ void add_terms(const Part& part, const float* totals,
+                                            float (&partials)[kSumsAtOnce][kColumnsPerLane]) const {
+    for (int k = 0; k < kSumsAtOnce && part.active; ++k) {
+      for (int v = 0; v < kColumnsPerLane; ++v) {
+        partials[k][v] += reduce_term(optimizer_, kFirst + k, part.weight.values[v],
+                                      part.gradient.values[v], part.states[v], totals, dim_);
+      }
+    }
+  }
+
+  template <int kFirst>
+  __device__ __forceinline__ void fold(const float (&partials)[kSumsAtOnce][kColumnsPerLane],
+                                       float* totals) const {
+    for (int k = 0; k < kSumsAtOnce; ++k) {
+      totals[kFirst + k] = lanes_.fold(partials[k]);
     }
   }
 
   // The row's part of the step. One lane reads and writes [rows] states, so that none reads too late.
-  __device__ __forceinline__ Row begin_row(const float (*partials)[kColumnsPerLane]) {
+  __device__ __forceinline__ Row begin_row(const float* totals) {
     if constexpr (Optimizer::kBeginsRow) {
-      float totals[kMaxReductions] = {};
-      for (int k = 0; k < Optimizer::kReductions; ++k) {
-        totals[k] = lanes_.fold(partials[k]);
-      }
       float row_states[kMaxStates] = {};
       for (int k = 0; k < kRowStates; ++k) {
         row_states[k] = lanes_.lane == 0 ? *states_[kColumnStates + k] : 0.0f;

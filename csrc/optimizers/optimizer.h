@@ -26,6 +26,8 @@ struct StateInfo {
 //   kReductions        the number of sums over the row's columns that begin_row needs
 //   reduce_term(k, weight, g, states)
 //                      one column's term of sum k, before anything is updated (if kReductions > 0)
+//   kReducesInTurn     where it is there and true, the sums are made one after another, and the term
+//                      may depend on those before: reduce_term(k, weight, g, states, totals, dim)
 //   kBeginsRow         whether begin_row makes the Row; otherwise common_row() does, if Row is not NoRow
 //   begin_row(totals, dim, states)
 //                      updates the [rows] states and returns the Row
@@ -52,6 +54,26 @@ constexpr bool column_states_come_first() {
     }
   }
   return true;
+}
+
+template <class Optimizer>
+constexpr bool reduces_in_turn() {
+  if constexpr (requires { Optimizer::kReducesInTurn; }) {
+    return Optimizer::kReducesInTurn;
+  } else {
+    return false;
+  }
+}
+
+// One column's term of sum k. `totals` has the sums before it, where they are made in turn.
+template <class Optimizer>
+TORCHREC_EXT_INLINE float reduce_term(const Optimizer& optimizer, int k, float weight, float g,
+                                      const float* states, const float* totals, int64_t dim) {
+  if constexpr (reduces_in_turn<Optimizer>()) {
+    return optimizer.reduce_term(k, weight, g, states, totals, dim);
+  } else {
+    return optimizer.reduce_term(k, weight, g, states);
+  }
 }
 
 inline constexpr int kMaxStates = 4;

@@ -19,7 +19,7 @@ namespace torchrec_ext {
   X(EXACT_SGD, "exact_sgd", ExactSgd<false>)                              \
   X(EXACT_ADAGRAD, "exact_adagrad", ExactAdagrad)                         \
   X(EXACT_ROWWISE_ADAGRAD, "exact_row_wise_adagrad", ExactRowWiseAdagrad) \
-  X(FTRL, "ftrl", Ftrl<true>)                                             \
+  X(FTRL, "ftrl", PlainFtrl)                                              \
   X(ADAM, "adam", Adam<false>)                                            \
   X(PARTIAL_ROWWISE_ADAM, "partial_row_wise_adam", PartialRowWiseAdam)    \
   X(LAMB, "lamb", Lamb)

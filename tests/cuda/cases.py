@@ -18,7 +18,7 @@ from torchrec_ext.optimizers import spec_of
 from torchrec_ext.variable_batch import make_variable_batch
 
 from ..cuda_shim import library
-from ..modules import HYPERPARAMETERS, kernel_values
+from ..modules import CASES, HYPERPARAMETERS, kernel_values
 from . import kernels
 
 MULTIPROCESSORS = 4  # what the shim has at first
@@ -40,6 +40,13 @@ VARIANTS: dict[str, tuple[OptimType, dict[str, Any]]] = {
     ),
     "ftrl": (OptimType.FTRL, {}),
     "ftrl power": (OptimType.FTRL, {"learning_rate_power": -0.7}),
+    "ftrl preserving": (OptimType.FTRL, {"preserve_initial_weight": True}),
+    "ftrl multiplied": (
+        OptimType.FTRL,
+        {"multiply_linear_by_lr": True, "l2_shrinkage_reg": 0.05, "learning_rate_power": -0.7},
+    ),
+    "ftrl group lasso": (OptimType.FTRL, {"l21_reg": 0.2}),
+    "ftrl extended": (OptimType.FTRL, CASES["FTRL-everything"][1]),
     "adam L2": (OptimType.ADAM, {"weight_decay_mode": "L2"}),
     "adam decoupled": (OptimType.ADAM, {"weight_decay_mode": "DECOUPLE"}),
     "adam per row": (OptimType.ADAM, {"bias_correction": "per_row"}),

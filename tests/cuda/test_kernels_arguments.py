@@ -168,9 +168,12 @@ BAD_FOR_KERNELS: list[tuple[dict[str, Any], str]] = [
     ({"segments": [torch.zeros(1)] * 3}, "segments are for weights on the CPU"),
     ({"grad_output": torch.ones(2, 12).long()}, "grad_output has the wrong dtype Long"),
     ({"grad_output": torch.ones(2, 13)}, r"expected \[2, 12\]"),
-    ({"scalars": torch.zeros(5, dtype=torch.int64)}, "step_scalars has 5 elements for 6 scalars"),
+    ({"scalars": torch.zeros(5, dtype=torch.int64)}, "step_scalars has 5 elements for 10 scalars"),
     ({"scalars": torch.zeros(6)}, "step_scalars has the wrong dtype"),
-    ({"optimizer": OptimType.EXACT_SGD}, "5 hyperparameters|2 states, expected 0|layout has 5"),
+    (
+        {"optimizer": OptimType.EXACT_SGD, "hyperparameters": kernel_values(OptimType.EXACT_SGD)},
+        "2 states, expected 0|layout has 5",
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ import torch
 
 from torchrec_ext import OptimType, ops
 
+from ..hyperparameters import CASES
 from .cases import Case
 
 pytestmark = pytest.mark.cuda
@@ -18,6 +19,9 @@ VARIANTS: list[tuple[OptimType, dict[str, Any]]] = [
     (OptimType.EXACT_SGD, {"momentum": 0.9, "nesterov": True}),
     (OptimType.EXACT_ROWWISE_ADAGRAD, {"weight_decay": 0.1, "weight_decay_mode": "L2"}),
     (OptimType.FTRL, {"learning_rate_power": -0.3}),
+    CASES["FTRL-extended"],
+    CASES["FTRL-group-lasso"],
+    CASES["FTRL-everything"],
     (OptimType.ADAM, {"bias_correction": "per_row"}),
     (OptimType.ADAM, {"weight_decay_mode": "L2"}),
 ]

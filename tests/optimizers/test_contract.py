@@ -13,11 +13,13 @@ from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
 from .. import reference
 from ..modules import (
+    CASES,
     HALF,
     HYPERPARAMETERS,
     assert_same_bits,
     fill,
     make_module,
+    of_update,
     random_batch,
     random_tables,
     relative_error,
@@ -25,7 +27,7 @@ from ..modules import (
     snapshot,
 )
 
-OPTIMIZERS = pytest.mark.parametrize("optimizer", list(OptimType), ids=lambda o: o.name)
+OPTIMIZERS = pytest.mark.parametrize("case", CASES)
 SHAPES = [(7, 4), (1, 64), (12, 8), (40, 20), (9, 1), (6, 7)]
 FEATURE_TABLES = [0, 1, 0, 2, 3, 3, 4, 5, 4]
 ROWS = [SHAPES[table][0] for table in FEATURE_TABLES]
@@ -40,13 +42,10 @@ def test_every_optimizer_has_spec_reference_and_hyperparameters() -> None:
     assert set(reference.UPDATES) == {optimizer.name for optimizer in OptimType}
 
 
-def _module(optimizer: OptimType, pooling: str = "sum", **keywords) -> TableBatchedEmbeddingBags:
+def _module(case: str, pooling: str = "sum", **keywords) -> TableBatchedEmbeddingBags:
+    optimizer, given = CASES[case]
     return make_module(
-        optimizer,
-        SHAPES,
-        pooling,
-        feature_table_map=FEATURE_TABLES,
-        **{**HYPERPARAMETERS[optimizer], **keywords},
+        optimizer, SHAPES, pooling, feature_table_map=FEATURE_TABLES, **{**given, **keywords}
     )
 
 
@@ -67,8 +66,9 @@ def _compare(module, tables, states, tolerance: float) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-def test_equals_float64_reference(optimizer, pooling, weighted, index_dtype) -> None:
-    module = _module(optimizer, pooling)
+def test_equals_float64_reference(case, pooling, weighted, index_dtype) -> None:
+    optimizer, given = CASES[case]
+    module = _module(case, pooling)
     start = random_tables(SHAPES)
     fill(module, start)
     tables, states = [table.double() for table in start], _reference_states(module)
@@ -89,7 +89,7 @@ def test_equals_float64_reference(optimizer, pooling, weighted, index_dtype) -> 
             batch,
             gradient,
             step,
-            **HYPERPARAMETERS[optimizer],
+            **of_update(given),
         )
         _compare(module, tables, states, TOLERANCES.get(optimizer, 2e-5))
 
@@ -97,12 +97,11 @@ def test_equals_float64_reference(optimizer, pooling, weighted, index_dtype) -> 
 @OPTIMIZERS
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**31), examples=st.integers(0, 9), longest=st.integers(0, 40))
-def test_without_pooling(optimizer, seed, examples, longest) -> None:
+def test_without_pooling(case, seed, examples, longest) -> None:
+    optimizer, given = CASES[case]
     torch.manual_seed(seed)
     shapes, feature_tables = [(5, 8), (9, 8)], [0, 1, 1]
-    module = make_module(
-        optimizer, shapes, "none", feature_table_map=feature_tables, **HYPERPARAMETERS[optimizer]
-    )
+    module = make_module(optimizer, shapes, "none", feature_table_map=feature_tables, **given)
     start = random_tables(shapes)
     fill(module, start)
     tables, states = [table.double() for table in start], _reference_states(module)
@@ -119,17 +118,18 @@ def test_without_pooling(optimizer, seed, examples, longest) -> None:
         batch,
         gradient,
         1,
-        **HYPERPARAMETERS[optimizer],
+        **of_update(given),
     )
     _compare(module, tables, states, TOLERANCES.get(optimizer, 2e-5))
 
 
-def _trained(optimizer: OptimType, threads: int, capability: str, **keywords):
+def _trained(case: str, threads: int, capability: str, **keywords):
+    optimizer, given = CASES[case]
     torch.manual_seed(1)
     torch.set_num_threads(threads)
     _C.set_cpu_capability(capability)
     shapes = [(50, 4), (3, 36), (2000, 64), (31, 100), (9, 516), (70, 1), (12, 7), (9, 131)]
-    module = make_module(optimizer, shapes, **HYPERPARAMETERS[optimizer], **keywords)
+    module = make_module(optimizer, shapes, **given, **keywords)
     fill(module, random_tables(shapes))
     for _ in range(2):
         # Long rows (over 1,024 lookups), tails, and enough lookups for several threads.
@@ -150,18 +150,18 @@ def restored():
 
 @OPTIMIZERS
 @pytest.mark.parametrize("keywords", [{}, HALF, {**HALF, "stochastic_rounding": True}])
-def test_same_bits_everywhere(optimizer, keywords, restored) -> None:
-    expected = _trained(optimizer, 1, "default", **keywords)
+def test_same_bits_everywhere(case, keywords, restored) -> None:
+    expected = _trained(case, 1, "default", **keywords)
     available = CAPABILITIES[: CAPABILITIES.index(restored) + 1]
     for capability in available:
         for threads in (1, 2, 3):
-            found = _trained(optimizer, threads, capability, **keywords)
+            found = _trained(case, threads, capability, **keywords)
             assert_same_bits(found, expected)
 
 
 @OPTIMIZERS
-def test_untouched_rows_keep_their_bits(optimizer) -> None:
-    module = _module(optimizer)
+def test_untouched_rows_keep_their_bits(case) -> None:
+    module = _module(case)
     fill(module, random_tables(SHAPES))
     before = snapshot(module)
     offsets = torch.zeros(len(ROWS) * 1 + 1, dtype=torch.int64)
@@ -174,8 +174,8 @@ def test_untouched_rows_keep_their_bits(optimizer) -> None:
 
 
 @OPTIMIZERS
-def test_half_weights_are_rounded_to_nearest(optimizer) -> None:
-    exact, half = _module(optimizer), _module(optimizer, **HALF)
+def test_half_weights_are_rounded_to_nearest(case) -> None:
+    exact, half = _module(case), _module(case, **HALF)
     start = random_tables(SHAPES)
     fill(exact, start)
     fill(half, start)

@@ -96,15 +96,15 @@ class Flag:
     Attributes:
         name: As in :class:`Hyperparameter`; so are the attributes not named here.
         default: Whether it is on where nothing is given.
+        fixed: Whether the value must stay what it was when the module was built.
     """
 
     name: str
     default: bool = False
     aliases: tuple[str, ...] = ()
     in_kernel: bool = True
+    fixed: bool = False
 
-    #: As in :class:`Hyperparameter`.
-    fixed = False
     #: The legal values, as text for messages.
     legal_values = "True or False"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,14 +27,15 @@ class State:
     Attributes:
         name: Its name; in TorchRec's checkpoints an optimizer's first state is ``momentum1``.
         rowwise: Shape ``[rows]`` where true, ``[rows, D]`` otherwise.
-        initial: The hyperparameter that holds its initial value, or None for zero.
+        initial: The hyperparameter that holds its initial value, a function of all of them that
+            gives it, or None for zero.
         when: Whether the state exists with given hyperparameters; None: always.
         dtype: float32 for every state of an optimizer, whatever the weights are.
     """
 
     name: str
     rowwise: bool = False
-    initial: str | None = None
+    initial: str | Callable[[Mapping[str, Any]], float] | None = None
     when: Callable[[Mapping[str, Any]], bool] | None = None
     dtype: torch.dtype = torch.float32
 
@@ -61,6 +62,9 @@ class OptimizerSpec:
         translate: Rewrites keywords of other libraries into this spec's, before anything else.
         saves_step: Whether the update depends on the step clock, which checkpoints then hold.
         check: Checks that involve several hyperparameters; raises :class:`HyperparameterError`.
+        derive: Rewrites, in place, the states that follow from the others and the weights:
+            ``derive(weights, states, hyperparameters)``, with some rows of a table and of its
+            states in order. None: no state does.
     """
 
     optimizer: OptimType
@@ -70,6 +74,7 @@ class OptimizerSpec:
     translate: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     saves_step: Callable[[Mapping[str, Any]], bool] = lambda hyperparameters: False
     check: Callable[[Mapping[str, Any]], None] | None = None
+    derive: Callable[[torch.Tensor, Sequence[torch.Tensor], Mapping[str, Any]], None] | None = None
 
     @property
     def kernel_hyperparameters(self) -> tuple[str, ...]:
@@ -141,9 +146,16 @@ class OptimizerSpec:
             )
         return values
 
+    def meaning_of_states(self, hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+        """The hyperparameters without which states cannot be read, and so are fixed."""
+        fixed = [h.name for h in self.hyperparameters if h.fixed and h.in_kernel]
+        return {name: hyperparameters[name] for name in fixed}
+
     def initial_value(self, state: State, hyperparameters: Mapping[str, Any]) -> float:
         """The value that every element of ``state`` starts from."""
-        return 0.0 if state.initial is None else hyperparameters[state.initial]
+        if isinstance(state.initial, str):
+            return hyperparameters[state.initial]
+        return 0.0 if state.initial is None else state.initial(hyperparameters)
 
     def _translated(self, given: Mapping[str, Any]) -> dict[str, Any]:
         keywords = dict(given) if self.translate is None else self.translate(dict(given))
