@@ -14,6 +14,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from torch import Tensor
 
 from torchrec_ext import any_width, host_memory
+from torchrec_ext.loaded_weights import LoadedWeights
 from torchrec_ext.optimizers import OptimizerSpec, State
 
 # Bounds the memory that deriving states takes.
@@ -30,6 +31,7 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
     _spec: OptimizerSpec
     _states: tuple[State, ...]
     _hyperparameters: dict[str, Any]
+    loaded_weights: LoadedWeights
 
     def __init__(
         self, embedding_specs: Sequence[tuple[int, int, Any, Any]], *arguments: Any, **keywords: Any
@@ -42,6 +44,11 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
     def table_labels(self) -> list[str]:
         """The tables' names, or their numbers where they have none."""
         return self.table_names or [str(table) for table in range(len(self.embedding_specs))]
+
+    @property
+    def derives_states(self) -> bool:
+        """Whether weights are computed from a state, which then follows from the weights."""
+        return self._spec.derive is not None
 
     def split_optimizer_states(self) -> list[list[Tensor]]:
         """The states as views, ``[table][state]``, in the order of the optimizer's spec."""
@@ -74,6 +81,7 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
             for state in self._states:
                 value = self._spec.initial_value(state, self._hyperparameters)
                 self._state_of_table(state, number)[selected] = value
+        self._note_states(table, rows)
 
     @torch.no_grad()
     def derive_optimizer_states(
@@ -116,6 +124,13 @@ class OptimizerStates(SplitTableBatchedEmbeddingBagsCodegen):
                 derive(weights[number][some], parts, self._hyperparameters)
                 for state, part in zip(states, parts, strict=True):
                     state[some] = part
+        self._note_states(table, rows)
+
+    def _note_states(self, table: int | str | None, rows: Any) -> None:
+        if rows is None:
+            labels = self.table_labels
+            written = labels if table is None else [labels[self._table_number(table)]]
+            self.loaded_weights.states_written(written)
 
     @torch.no_grad()
     def reset_embedding_weight_momentum(

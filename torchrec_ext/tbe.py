@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchrec_ext import bad_indices, empty_tables, ops
 from torchrec_ext.autograd import FusedLookup, LookedUp, LookupInputs
+from torchrec_ext.loaded_weights import LoadedWeights
 from torchrec_ext.lookup_checks import check_lookup
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizer_clock import OptimizerClock
@@ -110,6 +111,9 @@ class TableBatchedEmbeddingBags(OptimizerClock):
         self._states = spec.states_for(resolved)
         self._set_hyperparameters(resolved)
         self._max_gradient = max_gradient
+        self.loaded_weights = LoadedWeights(
+            self.derives_states, resolved.get("preserve_initial_weight", False)
+        )
         self._allocate_states()
         self._register_layout()
         self._start_clock()
@@ -240,6 +244,7 @@ class TableBatchedEmbeddingBags(OptimizerClock):
             )
 
     def _update(self, grad_output: Tensor, batch: LookedUp) -> None:
+        self.loaded_weights.before_update()
         self.pull_learning_rate()
         with torch.no_grad(), self._tables_named_in_errors():
             ops.fused_update(

@@ -127,14 +127,17 @@ struct Ftrl {
     const float previous = raise(accum);
     accum = accum + g * g;
     const float current = raise(accum);
+    float seed_factor = 1.0f;
+    if constexpr (kGroupLasso) {
+      seed_factor = row.seed_factor;
+    }
+    linear = next_linear(linear, weight, g, previous, current, seed_factor);
     const float divisor = denominator(current);
     float solution;
     if constexpr (kGroupLasso) {
-      linear = next_linear(linear, weight, g, previous, current, row.seed_factor);
       const float shrunk = row.kept_share * numerator(linear) / divisor;
       solution = is_zero(linear) || row.kept_share == 0.0f ? 0.0f : shrunk;
     } else {
-      linear = next_linear(linear, weight, g, previous, current, 1.0f);
       const float shrunk = numerator(linear) / divisor;
       solution = is_zero(linear) ? 0.0f : shrunk;
     }

@@ -30,6 +30,10 @@ ADAM = HYPERPARAMETERS[OptimType.ADAM]
 CASES: dict[str, tuple[OptimType, dict[str, Any]]] = {
     **{optimizer.name: (optimizer, HYPERPARAMETERS[optimizer]) for optimizer in OptimType},
     "FTRL power": (OptimType.FTRL, {**FTRL, "learning_rate_power": -0.7}),
+    "FTRL preserve": (
+        OptimType.FTRL,
+        {**FTRL, "preserve_initial_weight": True, "l2_shrinkage_reg": 0.05},
+    ),
     "ADAM dense": (OptimType.ADAM, {**ADAM, "sparse_mode": "dense"}),
     "ADAM per_row": (OptimType.ADAM, {**ADAM, "bias_correction": "per_row"}),
     "SGD momentum": (OptimType.EXACT_SGD, {"learning_rate": 0.1, "momentum": 0.9}),
@@ -38,7 +42,7 @@ RUNS = [
     *[(case, "table_wise") for case in CASES],
     *[
         (case, sharding_type)
-        for case in ("FTRL", "ADAM", "ADAM dense")
+        for case in ("FTRL", "FTRL preserve", "ADAM", "ADAM dense")
         for sharding_type in ("row_wise", "column_wise")
     ],
     ("EXACT_ROWWISE_ADAGRAD", "row_wise"),
@@ -86,6 +90,16 @@ def _closed_form(linear: Tensor, accum: Tensor, weight: Tensor, h: dict[str, Any
     return torch.where(denominator == 0.0, weight.double(), solution)
 
 
+def _begun(copies: list[Tensor], h: dict[str, Any]) -> list[Tensor]:
+    """Weights and states, where rows that wait for their first update have begun."""
+    if not h.get("preserve_initial_weight"):
+        return copies
+    weight, linear, accum = copies
+    denominator = (h["ftrl_beta"] + accum.sqrt()) / h["learning_rate"] + h["l2_reg"]
+    seed = -weight * denominator - weight.sign() * h["l1_reg"]
+    return [weight, torch.where(linear.signbit() & (linear == 0), seed, linear), accum]
+
+
 def _row_changed(before: list[Tensor], other: list[Tensor]) -> Tensor:
     differs = [a != b for a, b in zip(before, other, strict=True)]
     return torch.stack([d if d.dim() == 1 else d.any(1) for d in differs]).any(0)
@@ -98,9 +112,15 @@ def test_replicas_have_the_means_and_go_on_alike(case, sharding_type) -> None:
     seen_together, seen_apart = False, False
     for left, right in ((results[a], results[b]) for a, b in REPLICAS):
         for place, averaged in left["after"].items():
-            pairs = list(zip(left["before"][place], right["before"][place], strict=True))
+            copies = [_begun(each["before"][place], hyperparameters) for each in (left, right)]
+            pairs = list(zip(*copies, strict=True))
             means = [torch.stack(pair).double().mean(0) for pair in pairs]
             differs = _row_changed(*(each["before"][place] for each in (left, right)))
+            if hyperparameters.get("preserve_initial_weight"):
+                waiting = left["before"][place][1].signbit() & (left["before"][place][1] == 0)
+                still = averaged[1].signbit() & (averaged[1] == 0)
+                assert torch.equal(waiting[~differs], still[~differs]) and not still[differs].any()
+                means[1] = torch.where(differs[:, None], means[1], averaged[1])
             if optimizer == OptimType.FTRL:
                 assert torch.equal(averaged[0][~differs], pairs[0][0][~differs])
                 exact = _closed_form(averaged[1], averaged[2], means[0], hyperparameters)

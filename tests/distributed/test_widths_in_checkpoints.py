@@ -80,11 +80,7 @@ def test_a_checkpoint_fits_another_plan(target, pooled, tmp_path):
     _assert_same(straight, resumed, 1e-6)  # another plan adds up bags in another order
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [OptimType.EXACT_SGD, OptimType.EXACT_ADAGRAD, OptimType.EXACT_ROWWISE_ADAGRAD],
-    ids=lambda o: o.name,
-)
+@any_width.ALL_OPTIMIZERS
 def test_a_shard_of_a_single_element(optimizer, tmp_path):
     tables = (Table("t1", 2, 1, ("f0",)),)
     arguments = (optimizer, "row_wise", tables, True, str(tmp_path))

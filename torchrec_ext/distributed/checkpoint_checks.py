@@ -17,6 +17,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 from torchrec_ext.distributed.description import Description, described_optimizer
 from torchrec_ext.distributed.fused_optimizer import FusedOptimizer, ours_in, state_names
 from torchrec_ext.distributed.saved_form import SavedTable
+from torchrec_ext.optimizers import spec_of
 
 
 def check_states(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> None:
@@ -106,6 +107,9 @@ def _problems(part: FusedOptimizer, weight: Any, key: str, given: Mapping[str, A
         return [problem]
     sizes = [size_problem(own, table.name, name, global_shape(found[name])) for name in own.states]
     problems = [problem for problem in sizes if problem is not None]
+    written = _written(found)
+    if written is not None:
+        problems += _other_meaning(own, written, table.name)
     return problems or _misplaced(table, found, own)
 
 
@@ -119,23 +123,39 @@ def _misplaced(table: SavedTable, found: Mapping[str, Any], own: Description) ->
     ]
 
 
+def _written(found: Mapping[str, Any]) -> Description | None:
+    """What the checkpoint says about the optimizer, where one of ours wrote it."""
+    described = [name for name in found if described_optimizer(name) is not None]
+    return Description.from_tensor(described[0], found[described[0]]) if described else None
+
+
+def _other_meaning(own: Description, written: Description, table: str) -> list[str]:
+    spec = spec_of(own.optimizer)
+    here = spec.meaning_of_states(own.hyperparameters)
+    return [
+        f"table {table!r}: the checkpoint was written with {name}="
+        f"{written.hyperparameters[name]!r}, which says what OptimType.{own.optimizer.name}'s "
+        f"states mean, and the table has {value!r}; build it with the checkpoint's"
+        for name, value in here.items()
+        if written.hyperparameters.get(name, value) != value
+    ]
+
+
 def _differences(own: Description, given: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in given.items():
-        name = key.rpartition(".")[2]
-        if described_optimizer(name) is None:
-            continue
-        saved = Description.from_tensor(name, value)
-        before = own.hyperparameters if saved is None else saved.hyperparameters
-        changed = [
-            f"{each} was {before.get(each)!r} and is {own.hyperparameters.get(each)!r}"
-            for each in dict.fromkeys([*own.hyperparameters, *before])
-            if before.get(each) != own.hyperparameters.get(each)
-        ]
-        if changed:
-            yield (
-                f"the checkpoint was written with other hyperparameters: {'; '.join(changed)} now; "
-                "hyperparameters are not loaded"
-            )
+    written = _written(dict(zip(state_names(given), given.values(), strict=True)))
+    if written is None:
+        return
+    before = written.hyperparameters
+    changed = [
+        f"{each} was {before.get(each)!r} and is {own.hyperparameters.get(each)!r}"
+        for each in dict.fromkeys([*own.hyperparameters, *before])
+        if before.get(each) != own.hyperparameters.get(each)
+    ]
+    if changed:
+        yield (
+            f"the checkpoint was written with other hyperparameters: {'; '.join(changed)} now; "
+            "hyperparameters are not loaded"
+        )
 
 
 def global_shape(value: Any) -> tuple[int, ...] | None:

@@ -1,4 +1,7 @@
-"""Loads states of ours from a state dict: in any form, and either all of them or none."""
+"""Loads states of ours from a state dict: in any form, and either all of them or none.
+
+Weights that come without them are noted, for what :mod:`torchrec_ext.loaded_weights` says.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import KeyedOptimizer
 
 from torchrec_ext.distributed.checkpoint_checks import check_states, parameters_of_ours
@@ -76,4 +80,24 @@ def _checked_load(original: Function) -> Function:
     return load_state_dict
 
 
-SEAMS = (Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),)
+def _noted_load(original: Function) -> Function:
+    @functools.wraps(original)
+    def load_state_dict(self: Any, state_dict: Any, prefix: str = "", strict: bool = True) -> Any:
+        result = original(self, state_dict, prefix, strict)
+        for part, weight, key in parameters_of_ours(self.fused_optimizer):
+            if f"{prefix}{key}" in state_dict:
+                part.module.loaded_weights.weights_loaded([part.saved_tables[weight].name])
+        return result
+
+    return load_state_dict
+
+
+SEAMS = (
+    Seam(KeyedOptimizer, "load_state_dict", ("self", "state_dict"), _checked_load),
+    Seam(
+        DistributedModelParallel,
+        "load_state_dict",
+        ("self", "state_dict", "prefix", "strict"),
+        _noted_load,
+    ),
+)

@@ -138,6 +138,7 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
         step = int(self.module.iter) if self.stated_step is None else self.stated_step
         self.stated_step = None
         self.module.set_optimizer_step(step)
+        self.module.loaded_weights.states_loaded()
 
 
 def state_step(optimizer: KeyedOptimizer, step: int) -> None:
@@ -161,6 +162,21 @@ def state_step(optimizer: KeyedOptimizer, step: int) -> None:
         raise ValueError("no table here has an optimizer with a step clock; leave this call out")
     for clock in clocks:
         clock.stated_step = step
+
+
+def derive_optimizer_states(optimizer: KeyedOptimizer) -> None:
+    """Goes on from weights that were loaded without the states that belong to them.
+
+    FTRL computes a weight from its states, so that without this its next update would be an error.
+    Rewrites the states that follow from the weights, in every table that has such: FTRL's
+    ``linear``; see ``TableBatchedEmbeddingBags.derive_optimizer_states``.
+
+    Args:
+        optimizer: ``model.fused_optimizer``, or an optimizer that contains it.
+    """
+    for part in ours_in(optimizer):
+        if part.module.derives_states:
+            part.module.derive_optimizer_states()
 
 
 def check_steps(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> None:

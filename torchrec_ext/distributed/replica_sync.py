@@ -93,6 +93,9 @@ def sync(original: Callable[..., None], collection: Any, include_optimizer_state
             module.flush()
         _check_agreement(modules, context.replica_pg)
     differing = [_differing_rows(_derived(modules), c.replica_pg) for c, modules in found]
+    for (_, modules), rows in zip(found, differing, strict=True):
+        for module, rows_by_table in zip(_derived(modules), rows, strict=True):
+            _write_seeds(module, rows_by_table)
     original(collection, include_optimizer_state)
     for (_, modules), rows in zip(found, differing, strict=True):
         for module, rows_by_table in zip(_derived(modules), rows, strict=True):
@@ -206,8 +209,32 @@ def _checksums(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
+def _write_seeds(module: TableBatchedEmbeddingBags, rows: Sequence[Tensor]) -> None:
+    """Where another replica has updated a row that waits for its first update, begins it here.
+
+    The mark of such rows, with ``preserve_initial_weight``, cannot be averaged with a number.
+    """
+    if not module.hyperparameters["preserve_initial_weight"]:
+        return
+    derive = module._spec.derive
+    assert derive is not None
+    values = {**module.hyperparameters, "preserve_initial_weight": False}
+    for weight, states, selected in zip(
+        module.split_embedding_weights(), module.split_optimizer_states(), rows, strict=True
+    ):
+        for part in selected.split(_DERIVED_ROWS):
+            linear, accum = (state[part] for state in states)
+            seeds = linear.clone()
+            derive(weight[part], [seeds, accum], values)
+            states[0][part] = torch.where((linear == 0) & linear.signbit(), seeds, linear)
+
+
+@torch.no_grad()
 def _derive_weights(module: TableBatchedEmbeddingBags, rows: Sequence[Tensor]) -> None:
     """Gives rows, ``[table]``, the weights that follow from their states; rounded to nearest."""
+    # By an update without a gradient, which the shrinkage would make one of its own.
+    values = {**module.hyperparameters, "l2_shrinkage_reg": 0.0}
+    hyperparameters = module._spec.kernel_values(values)
     for weight, states, selected in zip(
         module.split_embedding_weights(), module.split_optimizer_states(), rows, strict=True
     ):
@@ -227,7 +254,7 @@ def _derive_weights(module: TableBatchedEmbeddingBags, rows: Sequence[Tensor]) -
                 None,
                 pooling_mode=ops.POOLING_SUM,
                 optimizer=module.optim_type,
-                hyperparameters=module._kernel_hyperparameters,
+                hyperparameters=hyperparameters,
             )
 
 

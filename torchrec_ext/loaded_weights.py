@@ -1,0 +1,56 @@
+"""Weights that were loaded without the states that go with them.
+
+FTRL computes a weight from its states alone: the first update of a row whose weight was loaded
+without them would return to what the old states stand for. Other optimizers go on from any weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class LoadedWeights:
+    """Which tables of a module have such weights.
+
+    Args:
+        follow_states: Whether the optimizer computes weights from states.
+        preserves: Whether a row's first update starts from its weight, whatever it is.
+    """
+
+    def __init__(self, follow_states: bool, preserves: bool) -> None:
+        """See the class."""
+        self._follow_states = follow_states
+        self._preserves = preserves
+        self._alone: set[str] = set()
+        self._had_update = False
+        self._had_states = False
+
+    def weights_loaded(self, tables: Iterable[str]) -> None:
+        """Notes weights, unless their states were loaded since the last update."""
+        is_new = self._preserves and not self._had_update
+        if self._follow_states and not self._had_states and not is_new:
+            self._alone |= set(tables)
+
+    def states_loaded(self) -> None:
+        """Notes the states of all tables."""
+        self._had_states = self._had_update = True
+        self._alone.clear()
+
+    def states_written(self, tables: Iterable[str]) -> None:
+        """Notes that the states of these tables are now what their weights need."""
+        self._alone -= set(tables)
+
+    def before_update(self) -> None:
+        """Checks that weights and states belong together.
+
+        Raises:
+            RuntimeError: Names the tables whose loaded weights the update would discard.
+        """
+        if self._alone:
+            raise RuntimeError(
+                f"tables {sorted(self._alone)}: weights were loaded without their optimizer's "
+                "states, from which FTRL computes them: the update would discard them. Load the "
+                "states as well, or call torchrec_ext.distributed.derive_optimizer_states("
+                "model.fused_optimizer) to go on from the weights"
+            )
+        self._had_update, self._had_states = True, False
