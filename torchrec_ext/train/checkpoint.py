@@ -18,12 +18,10 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 from torchrec_ext.command.errors import AgreedError, UserError
 from torchrec_ext.command.ranks import Ranks
-from torchrec_ext.distributed.checkpoint_checks import global_shape
 from torchrec_ext.train import checkpoint_folder
 from torchrec_ext.train.config import CheckpointConfig, Config
 from torchrec_ext.train.data import Split
@@ -45,7 +43,6 @@ class Progress:
         world_size: Ranks.
         data: ``Split.fingerprint`` of its data.
         config: The resolved configuration.
-        sharding: Sharding type and number of shards by table.
         history: ``History.to_json`` of what happened.
     """
 
@@ -53,7 +50,6 @@ class Progress:
     world_size: int
     data: str
     config: dict[str, Any]
-    sharding: dict[str, str]
     history: dict[str, Any]
 
 
@@ -104,7 +100,6 @@ class Checkpoints:
             self._ranks.world_size,
             self._data,
             self._config.model_dump(mode="json"),
-            _sharding(self._distributed.plan),
             history.to_json(),
         )
         state = state_of(self._distributed, touched.on_any_rank(self._ranks), self._ranks.rank)
@@ -178,7 +173,6 @@ def restore(
     random_rank = ranks.rank % saved.world_size
     state = state_of(distributed, touched.on_any_rank(ranks), random_rank)
     reader = dcp.FileSystemReader(folder)
-    ranks.agree(lambda: _check_sizes(reader, state, saved, distributed.plan))
     with _errors_as(f"cannot resume {folder}"):
         dcp.load(state, storage_reader=reader)
     distributed.model.load_state_dict(state["model"])
@@ -205,41 +199,6 @@ def state_of(
         "touched": dict(touched),
         _RANDOM_STATE.format(random_rank): torch.get_rng_state(),
     }
-
-
-def _check_sizes(
-    reader: dcp.FileSystemReader, state: Mapping[str, Any], saved: Progress, plan: ShardingPlan
-) -> None:
-    """Check that every state of a table has the checkpoint's size under the present plan.
-
-    The planner of ``torch.distributed.checkpoint`` refuses others too, but by internal names.
-    """
-    found = reader.read_metadata().state_dict_metadata
-    now = _sharding(plan)
-    for parameter, states in state["optimizer"]["state"].items():
-        for name, value in states.items():
-            stored = getattr(found.get(f"optimizer.state.{parameter}.{name}"), "size", None)
-            size = global_shape(value)
-            if stored is not None and tuple(stored) != size:
-                table = parameter.split(".")[-2]
-                raise UserError(
-                    f"cannot resume: table {table} has {tuple(stored)} for the state "
-                    f"{name.rpartition('.')[2]} in the checkpoint ({saved.sharding.get(table)}) "
-                    f"and {size} now ({now[table]}), because its optimizer keeps one number per "
-                    f"row and column shard; set sharding.tables.{table} to what it was, or start "
-                    f"{saved.world_size} rank(s) as before"
-                )
-
-
-def _sharding(plan: ShardingPlan) -> dict[str, str]:
-    """Describe the sharding by table."""
-    described = {}
-    for module in plan.plan.values():
-        assert isinstance(module, EmbeddingModuleShardingPlan)
-        for table, sharding in module.items():
-            shards = len(sharding.sharding_spec.shards)
-            described[table] = f"{sharding.sharding_type}, {shards} shard(s)"
-    return described
 
 
 @contextmanager
