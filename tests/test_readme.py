@@ -2,12 +2,14 @@
 
 import contextlib
 import io
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 
@@ -51,7 +53,10 @@ def _train_one_step(*examples: str) -> dict[str, torch.Tensor]:
     names["model"](features).wait().values().sum().backward()
     states = names["model"].fused_optimizer.state_dict()["state"]
     return {
-        name: value.local_tensor() for table in states.values() for name, value in table.items()
+        name: value.local_tensor()
+        for table in states.values()
+        for name, value in table.items()
+        if isinstance(value, ShardedTensor)
     }
 
 
@@ -74,6 +79,19 @@ def test_optimizers_per_table(without_hook: None) -> None:
     )
     assert sorted(states) == ["item.momentum1", "user.accum", "user.momentum1"]
     assert all(state.count_nonzero() == 4 for state in states.values())
+
+
+def _save_and_load(folder: str) -> tuple[int, list[str]]:
+    """Runs the checkpoint's example on a trained model; nonzero elements and keys afterwards."""
+    os.chdir(folder)
+    checkpoint = _example("dcp.save")
+    saved = _train_one_step(_example("fused_params ="), checkpoint)
+    return sum(int(value.count_nonzero()) for value in saved.values()), os.listdir("checkpoints")
+
+
+def test_a_checkpoint(without_hook: None, tmp_path: Path) -> None:
+    (found,) = run_on_ranks(1, _save_and_load, str(tmp_path))
+    assert found == (16, ["1000"])
 
 
 def _plan(example: str) -> tuple[dict[str, Any], list[str]]:
