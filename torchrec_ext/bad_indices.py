@@ -129,6 +129,8 @@ def explained(
     try:
         yield
     except RuntimeError as error:
+        if indices.is_meta:  # no values to look for
+            raise
         problem = offsets_problem(offsets, indices.numel())
         if problem is None:
             problem = _indices_problem(module, indices, offsets, batch_sizes)

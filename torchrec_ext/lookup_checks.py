@@ -42,7 +42,7 @@ def check_lookup(
         )
     if per_sample_weights is not None:
         _check_weights(tables, per_sample_weights, indices, module)
-    if module.use_cpu:
+    if module.use_cpu and not offsets.is_meta:
         _check_bags(tables, indices, offsets, module.bounds_check_mode_int)
 
 

@@ -167,7 +167,7 @@ def _shared_feature(second: models.Table, sharding_type: str) -> None:
 
 
 def test_a_feature_of_two_tables_that_drop_different_lookups_is_refused_on_every_rank():
-    other = models.Table("t1", 11, 8, ("f",))
+    other = models.Table("t1", 11, 8, ("f",), PoolingType.MEAN)
 
     def build() -> str:
         try:
@@ -177,8 +177,8 @@ def test_a_feature_of_two_tables_that_drop_different_lookups_is_refused_on_every
         return "built"
 
     for message in run_on_ranks(2, build):
-        assert "table 't1': feature 'f' is also read by a table of 23 rows" in message
-        assert "has 11 rows" in message and "Shard the other one table_wise" in message
+        assert "table 't0': feature 'f' is also read by a table of 11 rows" in message
+        assert "has 23 rows" in message and "Shard the other one table_wise" in message
     run_on_ranks(2, _shared_feature, other, "column_wise")
     run_on_ranks(2, _shared_feature, dataclasses.replace(other, rows=23), "row_wise")
 

@@ -42,6 +42,10 @@ def test_values_are_read_and_defaults_filled_in(base: str) -> None:
         "l1_reg": 2.0,
         "l2_reg": 0.0,
         "learning_rate_power": -0.5,
+        "preserve_initial_weight": False,
+        "l2_shrinkage_reg": 0.0,
+        "multiply_linear_by_lr": False,
+        "l21_reg": 0.0,
         "initial_accumulator_value": 0.0,
     }
     assert config.train.batch_size == 512

@@ -107,6 +107,10 @@ class SavedTable:
             for saved in self._states
         }
 
+    def local_states(self) -> list[dict[str, Tensor]]:
+        """The states of each local shard by their names in checkpoints: views, in no other form."""
+        return [dict(zip(self._states, parts, strict=True)) for parts in self.parts]
+
     @property
     def rowwise(self) -> list[str]:
         """The keys of the ``[rows]`` states."""

@@ -22,6 +22,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import DataType
 
 from torchrec_ext import distributed
+from torchrec_ext.distributed.fused_optimizer import ours_in
 from torchrec_ext.twin.compare import Difference, Values, compare
 from torchrec_ext.twin.description import Batch, Description
 
@@ -172,6 +173,14 @@ class ShardedTwin:
 
     def _states(self, model: DistributedModelParallel) -> dict[tuple[str, str], Tensor]:
         states = {}
+        if model is self.ours:  # whose state dict has the form of checkpoints
+            for part in ours_in(model.fused_optimizer):
+                part.module.flush()
+                for saved in part.saved_tables.values():
+                    for number, of_shard in enumerate(saved.local_states()):
+                        place = self._place(saved.name, number)
+                        states.update({(name, place): state for name, state in of_shard.items()})
+            return states
         for table in model.fused_optimizer.state_dict()["state"].values():
             for key, sharded in table.items():
                 table_name, _, name = key.rpartition(".")
