@@ -10,6 +10,7 @@ from torchrec_ext import converters
 from torchrec_ext.optimizers import HyperparameterError
 
 STATES = {"linear": torch.ones(3, 4), "accum": torch.full((3, 4), 2.0)}
+OP = "'s op"
 TO = {
     "TensorFlow": converters.to_tensorflow,
     "TensorFlow's op": converters.to_tensorflow_op,
@@ -38,7 +39,7 @@ LACKS["Vowpal Wabbit"] = LACKS["HugeCTR"]
 def test_what_a_library_cannot_express_is_refused(library: str, name: str, value: float) -> None:
     states = {key: state[:, :1] for key, state in STATES.items()}
     TO[library](states, {"learning_rate": 0.1})
-    expected = f"FTRL: {name}={value!r} has no counterpart in {library.removesuffix("'s op")}; "
+    expected = f"FTRL: {name}={value!r} has no counterpart in {library.removesuffix(OP)}; "
     with pytest.raises(HyperparameterError) as refused:
         TO[library](states, {"learning_rate": 0.1, name: value})
     assert str(refused.value).startswith(expected)
