@@ -45,13 +45,14 @@ def tensorflow_step(state: Arrays, rows: np.ndarray, g: np.ndarray, given: Mappi
 
 
 def hugectr_step(state: Arrays, rows: np.ndarray, g: np.ndarray, given: Mapping) -> None:
-    """``ftrl_optimizer.cu``: beta goes to lambda2 as beta / lr."""
+    """``ragged_static_embedding.cu``: beta goes to lambda2 as beta / lr."""
+    epsilon = given["epsilon"]
     lr, lambda2 = given["lr"], given["lambda2"] + given["beta"] / given["lr"]
     w, n, z = (state[name][rows] for name in ("weight", "n", "z"))
     new = n + g * g
-    z = z + g + (np.sqrt(n) - np.sqrt(new)) * w / lr
+    z = z + g - (np.sqrt(new + epsilon) - np.sqrt(n + epsilon)) / lr * w
     x = given["lambda1"] * (1 - 2 * np.signbit(z)) - z
-    y = np.sqrt(new) / lr + lambda2
+    y = np.sqrt(new + epsilon) / lr + lambda2
     w = x / y * (given["lambda1"] < np.abs(z))
     state["weight"][rows], state["n"][rows], state["z"][rows] = w, new, z
 
@@ -121,8 +122,9 @@ def _hugectr_to_ours(state: Arrays, given: Mapping) -> Ours:
 
 
 def _hugectr_from_ours(weights: Any, states: Any, ours: Any) -> tuple[Arrays, dict[str, Any]]:
-    found, given = converters.to_hugectr(states, ours)
-    return float64(weight=weights, **found), given
+    epsilon = ours["initial_accumulator_value"]
+    found, given = converters.to_hugectr(states, ours, epsilon)
+    return float64(weight=weights, **found), {**given, "epsilon": epsilon}
 
 
 def _vowpal_wabbit_to_ours(state: Arrays, given: Mapping) -> Ours:
@@ -192,6 +194,7 @@ _TENSORFLOW = {
     "l2_shrinkage_regularization_strength": 0.0,
     "beta": 0.0,
 }
+_HUGECTR = {"lr": 0.1, "beta": 0.0, "lambda1": 0.0, "lambda2": 0.0, "epsilon": 2.0**-23}
 _DYNAMICEMB = {
     "learning_rate": 0.1,
     "learning_rate_power": -0.5,
@@ -225,8 +228,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "beta": 0.5,
         },
     ),
-    "hugectr": ("hugectr", {"lr": 0.1, "beta": 1.0, "lambda1": 0.1, "lambda2": 0.4}),
-    "hugectr-no-beta": ("hugectr", {"lr": 0.2, "beta": 0.0, "lambda1": 0.0, "lambda2": 0.0}),
+    "hugectr": ("hugectr", {**_HUGECTR, "beta": 1.0, "lambda1": 0.1, "lambda2": 0.4}),
+    "hugectr-no-beta": ("hugectr", _HUGECTR),
+    "hugectr-early": ("hugectr", {**_HUGECTR, "lambda2": 0.4, "epsilon": 0.0}),
     "vowpal_wabbit": (
         "vowpal_wabbit",
         {"ftrl_alpha": 0.005, "ftrl_beta": 0.1, "l1": 0.0, "l2": 0.0},

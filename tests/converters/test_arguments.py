@@ -135,6 +135,15 @@ def test_shapes_of_single_libraries_are_checked() -> None:
         converters.to_dynamicemb(torch.ones(3, 4), large, given, torch.float16)
 
 
+def test_hugectrs_epsilon_is_one_of_two() -> None:
+    with pytest.raises(ValueError, match=r"epsilon=1e-06 is not legal; it must be FLT_EPSILON"):
+        converters.from_hugectr(np.ones((1, 1)), np.ones((1, 1)), lr=0.1, epsilon=1e-6)
+    with pytest.raises(ValueError, match="epsilon=None is not legal"):
+        converters.to_hugectr(STATES, {}, epsilon=None)
+    with pytest.raises(HyperparameterError, match="initial_accumulator_value=1.1.*e-07 has no cou"):
+        converters.to_hugectr(STATES, {"initial_accumulator_value": 2.0**-23}, epsilon=0.0)
+
+
 def test_rows_of_dynamicemb_are_embedding_linear_accum() -> None:
     values = torch.arange(12.0).view(2, 6)
     weights, states, given = converters.from_dynamicemb(values, learning_rate=0.1, l2_reg=0.5)

@@ -211,7 +211,8 @@ class Names:
         values = {}
         for name, value in given.items():
             own, factor = self._names[name]
-            values[own] = factor * FTRL.keywords[own].validate(value, name, OptimType.FTRL)
+            valid = FTRL.keywords[own].validate(value, name, OptimType.FTRL)
+            values[own] = factor * float(valid)
         return FTRL.resolve({**values, **ours})
 
     def write(self, hyperparameters: Mapping[str, Any]) -> dict[str, float]:

@@ -130,7 +130,7 @@ def _shards_of(model: nn.Module, table: str | int) -> tuple[list[_Shard], torch.
         return [shard], shard.weights.shape
     collection = _collection_of(model, table)
     plan = _plan_of(collection, table)
-    shards = []
+    shards: list[_Shard] = []
     for part in ours_in(collection._optim):
         places = {
             number: tuple(config.local_metadata.shard_offsets)
