@@ -154,10 +154,12 @@ def test_rows_of_dynamicemb_are_embedding_linear_accum() -> None:
     assert halves.dtype == torch.float16 and torch.equal(halves.float(), values)
 
 
-def test_results_are_copies_without_marks_of_new_rows() -> None:
+@pytest.mark.parametrize("convert", [converters.from_hugectr, converters.from_tensorflow])
+def test_results_are_copies_without_marks_of_new_rows(convert) -> None:
     z = np.array([[-0.0, 1.0]], dtype=np.float32)
     n = np.array([[0.0, 2.0]], dtype=np.float32)
-    states, _ = converters.from_hugectr(n, z, lr=0.1)
+    learning_rate = {"lr": 0.1} if convert is converters.from_hugectr else {}
+    states, _ = convert(n, z, **learning_rate)
     assert not bool(states["linear"].signbit().any())
     states["linear"] += 1.0
     states["accum"] += 1.0

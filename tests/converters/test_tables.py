@@ -148,6 +148,20 @@ def test_sharded_models_without_ftrl_are_refused(
         assert all(text in answer[1] for answer in answers[2:])
 
 
+def _in_data_parallel() -> str:
+    model = models.Model(models.SUM_TABLES)
+    sharder = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_SGD})
+    model = models.shard(model, [sharder], models.plan_for(model, [sharder], "data_parallel"))
+    with pytest.raises(ValueError) as refused:
+        load_table(model, "t0", *TRAINED["t0"])
+    return str(refused.value)
+
+
+def test_data_parallel_tables_are_refused() -> None:
+    for text in run_on_ranks(2, _in_data_parallel):
+        assert text.startswith("table 't0' is data_parallel: a plain parameter")
+
+
 class _Two(torch.nn.Module):
     """Two collections with tables of the same names."""
 

@@ -191,8 +191,9 @@ def _plan_of(collection: Any, table: str | int) -> list[ShardMetadata]:
     spec = collection.module_sharding_plan[table].sharding_spec
     if spec is None:
         raise ValueError(
-            f"table {table!r} is data_parallel, where FTRL is an optimizer of plain parameters; "
-            "write the parameter, and the states into that optimizer"
+            f"table {table!r} is data_parallel: a plain parameter, not trained by a fused "
+            "optimizer; copy the weights into it, and the states into state[parameter] of its "
+            "torchrec_ext.optim.FTRL"
         )
     return list(spec.shards)
 
