@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
+from torch import Tensor
 
 from benchmarks.shapes import Indices, Shape
 from torchrec_ext import OptimType, converters
@@ -153,46 +154,59 @@ def compare_values(tensorflow: TensorFlow, folder: Path) -> bool:
 
 
 def compare_speed(tensorflow: TensorFlow, folder: Path, shape: Shape, repetitions: int) -> bool:
-    """Prints medians and their ratio; whether both have the same weights in the end."""
+    """Prints times and ratios; whether both have the same weights in the end.
+
+    The least times are those that other work on the machine disturbed least.
+    """
     module = make_tables(shape, TIMED)
     states = {name: np.zeros((1, 1), np.float32) for name in ("linear", "accum")}
     _, arguments = converters.to_tensorflow_op(states, TIMED)
     sizes = {name: getattr(shape, name) for name in ("tables", "rows", "dim", "pooling")}
     accum = FIXED["initial_accumulator_value"]
     tensorflow.call("tables", arguments=arguments, initial_accumulator_value=accum, **sizes)
-    indices, offsets = Indices(shape, "zipf"), shape.offsets()
+    indices, path = Indices(shape, "zipf"), folder / "batch.npz"
     times: tuple[list[float], list[float]] = ([], [])
     for repetition in range(WARM_UP + repetitions):
         batch = indices.draw()
         gradient = torch.randn(shape.batch_size, shape.tables * shape.dim)
-        by_table = gradient.view(-1, shape.tables, shape.dim).transpose(0, 1)
-        np.savez(
-            folder / "batch.npz",
-            indices=batch.view(shape.tables, -1).numpy(),
-            gradients=by_table.contiguous().numpy(),
-        )
-        theirs = tensorflow.call("time", input=str(folder / "batch.npz"))["milliseconds"]
-        output = module(batch, offsets)
-        begin = time.perf_counter()
-        output.backward(gradient)
-        own = (time.perf_counter() - begin) * 1e3
-        if repetition >= WARM_UP:
-            times[0].append(own)
-            times[1].append(theirs)
-    medians = [statistics.median(each) for each in times]
-    ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
-    print(
-        f"{shape}, zipf, {repetitions} fresh batches: ours {medians[0]:.1f} ms, TensorFlow "
-        f"{medians[1]:.1f} ms, ratio {ratio:.2f} (least {min(map(_ratio, *times)):.2f}, greatest "
-        f"{max(map(_ratio, *times)):.2f})"
-    )
+        write_batch(path, shape, batch, gradient)
+        for side in (0, 1) if repetition % 2 else (1, 0):
+            if side == 0:
+                spent = time_ours(module, batch, shape.offsets(), gradient)
+            else:
+                spent = tensorflow.call("time", input=str(path))["milliseconds"]
+            if repetition >= WARM_UP:
+                times[side].append(spent)
+    print_times(shape, times)
     sums = tensorflow.call("checksum")["sums"]
     own_sums = [float(w.double().abs().sum()) for w in module.split_embedding_weights()]
     return bool(np.allclose(own_sums, sums, rtol=1e-5))
 
 
-def _ratio(own: float, other: float) -> float:
-    return other / own
+def write_batch(path: Path, shape: Shape, indices: Tensor, gradient: Tensor) -> None:
+    """Indices ``[tables, lookups]`` and gradients of bags ``[tables, batch size, D]``."""
+    by_table = gradient.view(-1, shape.tables, shape.dim).transpose(0, 1).contiguous()
+    np.savez(path, indices=indices.view(shape.tables, -1).numpy(), gradients=by_table.numpy())
+
+
+def time_ours(
+    module: TableBatchedEmbeddingBags, indices: Tensor, offsets: Tensor, gradient: Tensor
+) -> float:
+    """The milliseconds of one backward."""
+    output = module(indices, offsets)
+    begin = time.perf_counter()
+    output.backward(gradient)
+    return (time.perf_counter() - begin) * 1e3
+
+
+def print_times(shape: Shape, times: tuple[list[float], list[float]]) -> None:
+    """The table; times are ours and TensorFlow's, batch by batch."""
+    print(f"{shape}, zipf, {len(times[0])} fresh batches; milliseconds, and TensorFlow / ours")
+    for name, figure in (("median", statistics.median), ("least", min)):
+        own, theirs = (figure(each) for each in times)
+        print(f"  {name:8}ours {own:8.1f}   TensorFlow {theirs:8.1f}   ratio {theirs / own:6.2f}")
+    ratios = [theirs / own for own, theirs in zip(*times, strict=True)]
+    print(f"  median of the batches' ratios {statistics.median(ratios):.2f}")
 
 
 def main() -> int:
