@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -173,9 +176,6 @@ def test_float_dtypes_become_float32(dtype: type) -> None:
 
 
 def test_importing_the_converters_needs_neither_fbgemm_nor_torchrec() -> None:
-    import subprocess
-    import sys
-
     code = (
         "import sys, torchrec_ext.converters;"
         "print([m for m in sys.modules if m.split('.')[0] in ('torchrec', 'fbgemm_gpu')])"
