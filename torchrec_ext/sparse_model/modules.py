@@ -8,6 +8,7 @@ lookups: they count in the divisor of a mean, and sums are taken in the same ord
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -267,13 +268,16 @@ def quantize(module: Module, dtype: torch.dtype) -> Module:
                     f"table {kept.table!r} has {kept.dim} columns; FBGEMM's int8 rows have "
                     "an even number: choose torch.float16"
                 )
-    return quantize_embeddings(
-        module,
-        dtype,
-        inplace=False,
-        additional_qconfig_spec_keys=[EmbeddingCollection],
-        additional_mapping={EmbeddingCollection: QuantizedEmbeddingCollection},
-    )
+    with warnings.catch_warnings():
+        # TorchRec's, about where its quantisation lives in torch.
+        warnings.filterwarnings("ignore", "torch.ao.quantization is deprecated")
+        return quantize_embeddings(
+            module,
+            dtype,
+            inplace=False,
+            additional_qconfig_spec_keys=[EmbeddingCollection],
+            additional_mapping={EmbeddingCollection: QuantizedEmbeddingCollection},
+        )
 
 
 def _config(kind: type, table: SparseTable, feature_names: list[str], **keywords: Any) -> Any:
