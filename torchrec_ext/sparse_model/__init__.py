@@ -11,8 +11,8 @@ from torchrec_ext.sparse_model.modules import (
     SparseEmbeddingBagCollection,
     SparseEmbeddingCollection,
     load,
-    quantize,
 )
+from torchrec_ext.sparse_model.quantize import quantize
 from torchrec_ext.sparse_model.tables import (
     SparseCollection,
     SparseTable,

@@ -8,15 +8,13 @@ lookups: they count in the divisor of a mean, and sums are taken in the same ord
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchrec.inference.modules import quantize_embeddings
 from torchrec.modules.embedding_configs import (
     DataType,
     EmbeddingBagConfig,
@@ -28,7 +26,6 @@ from torchrec.modules.embedding_modules import (
     EmbeddingCollection,
     get_embedding_names_by_table,
 )
-from torchrec.quant.embedding_modules import EmbeddingCollection as QuantizedEmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from torchrec_ext.sparse_model.files import read
@@ -36,7 +33,6 @@ from torchrec_ext.sparse_model.tables import SparseCollection, SparseTable
 
 _DATA_TYPES = {torch.float32: DataType.FP32, torch.float16: DataType.FP16}
 _POOLING = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
-_QUANTIZED = (torch.qint8, torch.float16)
 
 
 class KeptRows(nn.Module):
@@ -84,7 +80,7 @@ class KeptRows(nn.Module):
         return torch.where(found, positions, len(self.row_ids) - 1).to(indices.dtype)
 
 
-class _SparseCollection(nn.Module):
+class SparseModule(nn.Module):
     """What pooled and unpooled collections share.
 
     Args:
@@ -138,7 +134,7 @@ class _SparseCollection(nn.Module):
         )
 
 
-class SparseEmbeddingBagCollection(_SparseCollection):
+class SparseEmbeddingBagCollection(SparseModule):
     """Gives what an ``EmbeddingBagCollection`` gives whose other rows are zero.
 
     It is for inference: training would move the zero row, which stands for many.
@@ -176,7 +172,7 @@ class SparseEmbeddingBagCollection(_SparseCollection):
         return self.collection(self._positions(features))
 
 
-class SparseEmbeddingCollection(_SparseCollection):
+class SparseEmbeddingCollection(SparseModule):
     """Gives what an ``EmbeddingCollection`` gives whose other rows are zero.
 
     It is for inference: training would move the zero row, which stands for many.
@@ -236,48 +232,6 @@ def load(path: str | Path) -> SparseEmbeddingBagCollection | SparseEmbeddingColl
     if content.pooled:
         return SparseEmbeddingBagCollection(content)
     return SparseEmbeddingCollection(content)
-
-
-Module = TypeVar("Module", bound=nn.Module)
-
-
-def quantize(module: Module, dtype: torch.dtype) -> Module:
-    """Copy a module with quantised rows, by TorchRec's own quantised collections.
-
-    The zero row stays exactly zero.
-
-    Args:
-        module: One that ``load`` gave, or any that holds such ones.
-        dtype: ``torch.qint8``, with a scale and a bias for each row, or ``torch.float16``.
-
-    Raises:
-        ValueError: Another ``dtype``, a module without such collections, or a table with an odd
-            number of columns and ``torch.qint8``.
-    """
-    if dtype not in _QUANTIZED:
-        raise ValueError(f"dtype={dtype} is not one of {', '.join(map(str, _QUANTIZED))}")
-    parts = [part for part in module.modules() if isinstance(part, _SparseCollection)]
-    if not parts:
-        raise ValueError(f"{type(module).__name__} holds no sparse collection; load() gives one")
-    for part in parts:
-        if not isinstance(part.collection, EmbeddingBagCollection | EmbeddingCollection):
-            raise ValueError("the collection is quantised already; quantize what load() gives")
-        for kept in (each for each in part.modules() if isinstance(each, KeptRows)):
-            if dtype == torch.qint8 and kept.dim % 2 != 0:
-                raise ValueError(
-                    f"table {kept.table!r} has {kept.dim} columns; FBGEMM's int8 rows have "
-                    "an even number: choose torch.float16"
-                )
-    with warnings.catch_warnings():
-        # TorchRec's, about where its quantisation lives in torch.
-        warnings.filterwarnings("ignore", "torch.ao.quantization is deprecated")
-        return quantize_embeddings(
-            module,
-            dtype,
-            inplace=False,
-            additional_qconfig_spec_keys=[EmbeddingCollection],
-            additional_mapping={EmbeddingCollection: QuantizedEmbeddingCollection},
-        )
 
 
 def _config(kind: type, table: SparseTable, feature_names: list[str], **keywords: Any) -> Any:

@@ -15,6 +15,8 @@ from torchrec_ext.command.ranks import Ranks
 # Rows drawn at once: bounds the memory of initialisation, and must not change, or seeds would
 # give other weights.
 BLOCK_ROWS = 8192
+# What the names of tables start with.
+WIDE, DEEP, FACTOR = "wide_", "deep_", "factor_"
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,12 @@ class ZeroCount:
     def share(self) -> float:
         """Share of zeros among all weights."""
         return self.zeros / self.total if self.total else 0.0
+
+
+def total_of(zeros: Mapping[str, ZeroCount], prefix: str) -> ZeroCount:
+    """Add up the tables whose names start with ``prefix``."""
+    counts = [count for table, count in zeros.items() if table.startswith(prefix)]
+    return sum(counts, start=ZeroCount(0, 0, 0, 0))
 
 
 def sharded_tables(model: nn.Module) -> list[tuple[str, ShardedTensor]]:
