@@ -70,9 +70,21 @@ def write(collection: SparseCollection, path: str | Path) -> None:
         "format_version": str(FORMAT_VERSION),
         "collection": json.dumps(_described(collection)),
     }
+    write_tensors(tensors, path, metadata)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Write tensors and what is said of them; the file is whole or absent.
+
+    Raises:
+        SparseModelError: The file cannot be written.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
-        save_file(tensors, partial, metadata=metadata)
+        partial.touch()
+        mode = partial.stat().st_mode
+        save_file(dict(tensors), partial, metadata=metadata)
+        partial.chmod(mode)  # safetensors lets nobody else read
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         partial.unlink(missing_ok=True)

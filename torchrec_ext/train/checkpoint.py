@@ -140,11 +140,9 @@ def read_progress(folder: Path) -> Progress:
         History.from_json(progress.history)
         return progress
     except OSError as error:
-        raise UserError(f"cannot resume: {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"cannot resume: {path} is damaged or of another version of this program"
-        ) from error
+        raise UserError(f"{path} is damaged or of another version of this program") from error
 
 
 def restore(
