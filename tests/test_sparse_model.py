@@ -1,17 +1,13 @@
 """A collection without its zero rows gives the whole collection's outputs, bit for bit."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torchrec import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, PoolingType
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig
 
 from torchrec_ext import sparse_model
-from torchrec_ext.sparse_model import SparseModelError
 
 # name -> (rows, dim of bags, features, how many of ten rows are zero)
 TABLES = {
@@ -29,7 +25,7 @@ def _zeroed(weight: torch.Tensor, tenths: int) -> None:
     weight.data[torch.arange(len(weight)) % 10 < tenths] = 0.0
 
 
-def _bags(
+def bags(
     pooling: PoolingType = PoolingType.SUM,
     weighted: bool = False,
     data_type: DataType = DataType.FP32,
@@ -93,7 +89,7 @@ def _assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
     [(PoolingType.SUM, False), (PoolingType.SUM, True), (PoolingType.MEAN, False)],
 )
 def test_bags(tmp_path: Path, pooling: PoolingType, weighted: bool, data_type: DataType) -> None:
-    whole = _bags(pooling, weighted, data_type)
+    whole = bags(pooling, weighted, data_type)
     sparse_model.save(whole, tmp_path / "model")
     sparse = sparse_model.load(tmp_path / "model")
     # torch.nn.EmbeddingBag wants per-sample weights of the table's dtype.
@@ -108,17 +104,26 @@ def test_bags(tmp_path: Path, pooling: PoolingType, weighted: bool, data_type: D
 
 
 def test_rows_that_are_kept() -> None:
-    tables = {table.name: table for table in sparse_model.prune_collection(_bags()).tables}
+    tables = {table.name: table for table in sparse_model.prune_collection(bags()).tables}
     assert tables["some"].row_ids.tolist() == [row for row in range(50) if row % 10 >= 6]
     assert tables["zero"].row_ids.tolist() == []
     assert tables["full"].row_ids.tolist() == list(range(20))
     assert [len(table.weight) for table in tables.values()] == [20, 15, 0, 20, 1, 0]
     assert all(table.row_ids.dtype == torch.int32 for table in tables.values())
     # One zero row more, and nothing that grows with the rows of the whole table.
-    module = sparse_model.SparseEmbeddingBagCollection(sparse_model.prune_collection(_bags()))
+    module = sparse_model.SparseEmbeddingBagCollection(sparse_model.prune_collection(bags()))
     sizes = {name: tensor.numel() for name, tensor in module.state_dict().items()}
     assert sizes["collection.embedding_bags.some.weight"] == 21 * 6
     assert sizes["kept_rows.0.row_ids"] == 21
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_positions_by_hand(dtype: torch.dtype) -> None:
+    weight = torch.tensor([[0.0], [1.0], [0.0], [0.0], [2.0]])
+    table = sparse_model.prune_table(weight, "t", ("f",), "sum")
+    positions = sparse_model.KeptRows(table)(torch.tensor([4, 0, 1, 3, 2], dtype=dtype), "f")
+    assert positions.tolist() == [1, 2, 0, 2, 2]
+    assert positions.dtype == dtype
 
 
 def test_zero_rows_count_in_a_mean() -> None:
@@ -154,7 +159,7 @@ def test_sequences(tmp_path: Path, need_indices: bool) -> None:
 
 
 def test_int32_indices() -> None:
-    whole = _bags()
+    whole = bags()
     sparse = sparse_model.SparseEmbeddingBagCollection(sparse_model.prune_collection(whole))
     features = _batch(dtype=torch.int32)
     _assert_same_bits(sparse(features).values(), whole(features).values())
@@ -163,7 +168,7 @@ def test_int32_indices() -> None:
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
 @pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
 def test_quantised_bags(pooling: PoolingType, dtype: torch.dtype) -> None:
-    whole = _bags(pooling)
+    whole = bags(pooling)
     content = sparse_model.prune_collection(whole)
     if dtype == torch.qint8:
         with pytest.raises(ValueError, match="table 'narrow' has 1 columns"):
@@ -201,12 +206,12 @@ def test_quantised_sequences() -> None:
 
 
 def test_training_is_off() -> None:
-    sparse = sparse_model.SparseEmbeddingBagCollection(sparse_model.prune_collection(_bags()))
+    sparse = sparse_model.SparseEmbeddingBagCollection(sparse_model.prune_collection(bags()))
     assert not any(parameter.requires_grad for parameter in sparse.parameters())
 
 
 def test_wrong_lookups_are_named() -> None:
-    sparse = sparse_model.SparseEmbeddingBagCollection(sparse_model.prune_collection(_bags()))
+    sparse = sparse_model.SparseEmbeddingBagCollection(sparse_model.prune_collection(bags()))
     for index in (-1, 30):
         features = _batch()
         features["f2"].values()[3] = index
@@ -216,90 +221,14 @@ def test_wrong_lookups_are_named() -> None:
         sparse(KeyedJaggedTensor(["f1"], torch.tensor([0]), lengths=torch.tensor([1])))
 
 
-def test_the_file_describes_itself(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    sparse_model.save(_bags(PoolingType.MEAN), path, optimizers={"some": "ftrl"})
-    with safe_open(path, framework="pt") as stored:
-        metadata = stored.metadata()
-        assert stored.get_tensor("some.row_ids").dtype == torch.int32
-        assert stored.get_tensor("some.weight").shape == (20, 6)
-    assert metadata["format"] == "torchrec_ext.sparse_model"
-    assert metadata["format_version"] == "1"
-    assert json.loads(metadata["collection"])["tables"][0] == {
-        "name": "some",
-        "rows": 50,
-        "dim": 6,
-        "dtype": "float32",
-        "pooling": "mean",
-        "feature_names": ["f0", "f1"],
-        "optimizer": "ftrl",
-    }
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
-
-
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    sparse_model.save(_bags(), path)
-    with pytest.raises(SparseModelError, match=r"model\.safetensors exists"):
-        sparse_model.save(_bags(), path)
-    content = path.read_bytes()
-    for size in (0, 5, 200, len(content) - 1):
-        (tmp_path / "short").write_bytes(content[:size])
-        with pytest.raises(SparseModelError, match="short is cut short or is no safetensors file"):
-            sparse_model.load(tmp_path / "short")
-    with pytest.raises(SparseModelError, match="absent: no such file"):
-        sparse_model.load(tmp_path / "absent")
-    with pytest.raises(SparseModelError, match=r"is a folder; .* model\.safetensors"):
-        sparse_model.load(tmp_path)
-    with pytest.raises(SparseModelError, match="cannot write"):
-        sparse_model.save(_bags(), tmp_path / "no" / "folder")
-
-
-def _rewritten(source: Path, target: Path, **changed: object) -> None:
-    """Copy a file with other tensors, format version or entries of its first table."""
-    with safe_open(source, framework="pt") as stored:
-        metadata = stored.metadata()
-        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    collection = json.loads(metadata["collection"])
-    metadata["format"] = changed.pop("format", metadata["format"])
-    metadata["format_version"] = changed.pop("format_version", "1")
-    tensors.update(changed.pop("tensors", {}))  # type: ignore[call-overload]
-    collection["tables"][0].update(changed)
-    metadata["collection"] = json.dumps(collection)
-    save_file(tensors, target, metadata=metadata)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"format_version": "2"}, "has format version 2, .* reads version 1"),
-        ({"format": "other"}, "is no sparse model: its format is 'other'"),
-        ({"dim": 5}, r"table 'some' has weights \(20, 6\) torch.float32, expected \(20, 5\)"),
-        ({"dtype": "float16"}, r"expected \(20, 6\) float16"),
-        ({"rows": 49}, "table 'some' has row ids that do not ascend within its 49 rows"),
-        ({"tensors": {"some.row_ids": torch.arange(20).flip(0)}}, "do not ascend"),
-        ({"tensors": {"some.row_ids": torch.arange(-1, 19)}}, "do not ascend"),
-        ({"name": "other"}, r"is damaged: .*other\.row_ids"),
-    ],
-)
-def test_contents_that_do_not_fit_are_named(
-    tmp_path: Path, changed: dict[str, object], message: str
-) -> None:
-    sparse_model.save(_bags(), tmp_path / "good")
-    _rewritten(tmp_path / "good", tmp_path / "bad", **changed)
-    with pytest.raises(SparseModelError, match=message) as raised:
-        sparse_model.load(tmp_path / "bad")
-    assert str(tmp_path / "bad") in str(raised.value)
-
-
 def test_what_cannot_be_pruned_is_named() -> None:
-    meta = EmbeddingBagCollection(_bags().embedding_bag_configs(), device=torch.device("meta"))
+    meta = EmbeddingBagCollection(bags().embedding_bag_configs(), device=torch.device("meta"))
     with pytest.raises(ValueError, match="table 'some' is on the meta device"):
         sparse_model.prune_collection(meta)
     with pytest.raises(TypeError, match="cannot prune a Linear"):
         sparse_model.prune_collection(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="optimizers: no table 'tabel'"):
-        sparse_model.prune_collection(_bags(), {"tabel": "ftrl"})
+        sparse_model.prune_collection(bags(), {"tabel": "ftrl"})
     with pytest.raises(TypeError, match="table 't' is torch.float64"):
         sparse_model.prune_table(torch.zeros(1, 1).double(), "t", ("f",), "sum")
     with pytest.raises(ValueError, match="Linear holds no sparse collection"):

@@ -41,8 +41,8 @@ def test_nan_is_not_zero() -> None:
 
 
 def test_a_table_larger_than_a_block() -> None:
-    weight = torch.zeros(2**20 + 5, 2)
-    rows = torch.tensor([0, 2**19 - 1, 2**19, 2**20 + 4])
+    weight = torch.zeros(2**20 + 1, 2)  # two blocks, and a row
+    rows = torch.tensor([0, 2**19 - 1, 2**19, 2**20])
     weight[rows, 1] = 1.0
     (table,) = measure(weight)
     assert (table.nonzero_rows, table.nonzero_weights) == (4, 4)

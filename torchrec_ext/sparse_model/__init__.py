@@ -8,6 +8,7 @@ them, and :func:`quantize` makes its rows int8 or float16. ``docs/sparse_models.
 from torchrec_ext.sparse_model.errors import SparseModelError
 from torchrec_ext.sparse_model.files import FORMAT_VERSION, read, save, write
 from torchrec_ext.sparse_model.modules import (
+    KeptRows,
     SparseEmbeddingBagCollection,
     SparseEmbeddingCollection,
     load,
@@ -22,6 +23,7 @@ from torchrec_ext.sparse_model.tables import (
 
 __all__ = [
     "FORMAT_VERSION",
+    "KeptRows",
     "SparseCollection",
     "SparseEmbeddingBagCollection",
     "SparseEmbeddingCollection",
