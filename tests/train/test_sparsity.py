@@ -1,6 +1,7 @@
 """Zeros over the steps, and the command that reads them from a checkpoint."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,21 @@ def test_tables_are_those_of_the_checkpoint(run: Path) -> None:
         *("linear.bias", "over_arch.0.weight", "over_arch.0.bias"),
         *("over_arch.2.weight", "over_arch.2.bias"),
     }
+
+
+def test_tables_are_in_the_order_of_the_datas_features(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "step-0000000016"
+    shutil.copytree(run / "checkpoints" / folder.name, folder)
+    training = folder / "training.json"
+    content = json.loads(training.read_text())
+    for features, expected in ((["f1", "f0"], ["f1", "f0"]), ([], ["f0", "f1"])):
+        content["features"] = features
+        training.write_text(json.dumps(content))
+        manifest = folder / "manifest.json"
+        sizes = json.loads(manifest.read_text())
+        sizes["files"]["training.json"] = training.stat().st_size
+        manifest.write_text(json.dumps(sizes))
+        assert [table.feature for table in open_run(folder).tables] == expected * 2
 
 
 def test_what_is_no_checkpoint_is_one_line(

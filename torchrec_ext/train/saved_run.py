@@ -138,19 +138,22 @@ def open_run(folder: Path) -> SavedRun:
     except (OSError, EOFError, pickle.UnpicklingError) as error:
         raise UserError(f"cannot read {found}: {error}") from error
     tensors = {k: v for k, v in metadata.items() if isinstance(v, TensorStorageMetadata)}
-    tables = _tables(tensors, list(progress.sharding))
+    tables = _tables(tensors, progress.features)
     keys = {table.key for table in tables}
     others = sorted(key for key in tensors if key.startswith(_MODEL) and key not in keys)
     parameters = tuple(key.removeprefix(_MODEL) for key in others)
     return SavedRun(found, progress, config, tables, parameters, tensors)
 
 
-def _tables(tensors: dict[str, TensorStorageMetadata], order: list[str]) -> tuple[SavedTable, ...]:
-    """Find the tables; the names in the files have no order, those in a plan have the model's."""
+def _tables(
+    tensors: dict[str, TensorStorageMetadata], features: list[str]
+) -> tuple[SavedTable, ...]:
+    """Find the tables, whose names have no order in the files."""
     tables = []
     for key in tensors:
         match = _TABLE.fullmatch(key)
         if match is not None:
             feature = match["name"].partition("_")[2]
             tables.append(SavedTable(match["collection"], match["name"], feature, key))
-    return tuple(sorted(tables, key=lambda table: (table.collection, order.index(table.name))))
+    places = {feature: place for place, feature in enumerate(features)}
+    return tuple(sorted(tables, key=lambda t: (t.collection, places.get(t.feature, -1), t.name)))
