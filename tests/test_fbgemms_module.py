@@ -7,8 +7,8 @@ import io
 
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation, PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
@@ -17,12 +17,13 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 INDICES, OFFSETS = torch.tensor([3, 3, 7]), torch.tensor([0, 2, 3])
 
 
-def _module() -> SplitTableBatchedEmbeddingBagsCodegen:
+def _module(**settings) -> SplitTableBatchedEmbeddingBagsCodegen:
     return SplitTableBatchedEmbeddingBagsCodegen(
         [(10, 4, EmbeddingLocation.HOST, ComputeDevice.CPU)],
         optimizer=EmbOptimType.EXACT_ADAGRAD,
         learning_rate=0.1,
         eps=1e-8,
+        **settings,
     )
 
 
@@ -63,3 +64,11 @@ def test_hyperparameters_change_by_fbgemms_names() -> None:
     assert module.get_learning_rate() == 0.5
     with pytest.raises(NotImplementedError, match="Setting hyper-parameter learning_rate"):
         module.update_hyper_parameters({"learning_rate": 0.5})
+
+
+@pytest.mark.parametrize(("output", "bag"), [(SparseType.FP32, 1.0), (SparseType.FP16, 2.0)])
+def test_weighted_means_of_float16_are_sums(output: SparseType, bag: float) -> None:
+    module = _module(pooling_mode=PoolingMode.MEAN, output_dtype=output)
+    module.split_embedding_weights()[0].fill_(1.0)
+    pooled = module(INDICES, OFFSETS, per_sample_weights=torch.ones(3))
+    assert pooled[0].tolist() == [bag] * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, PoolingMode
 from torch import Tensor
 
@@ -28,7 +29,8 @@ def check_lookup(
 
     Raises:
         TypeError: One is no tensor or has another dtype.
-        ValueError: One has another shape or is on another device, or weights come without pooling.
+        ValueError: One has another shape or is on another device, or weights come without pooling,
+            or with mean pooling and float16 output on the CPU.
             All errors name the tables, the argument and what was expected.
     """
     tables = f"tables {module.table_labels}: "
@@ -71,6 +73,12 @@ def _check_shape(tables: str, name: str, tensor: Tensor, module: OptimizerStates
 def _check_weights(tables: str, weights: Any, indices: Tensor, module: OptimizerStates) -> None:
     if module.pooling_mode == PoolingMode.NONE:
         raise ValueError(f"{tables}per_sample_weights need sum or mean pooling")
+    half = module.output_dtype == SparseType.FP16.as_int()
+    if module.use_cpu and module.pooling_mode == PoolingMode.MEAN and half:
+        raise ValueError(
+            f"{tables}per_sample_weights with mean pooling need output_dtype=SparseType.FP32: "
+            "for float16, FBGEMM's lookup on the CPU gives sums"
+        )
     if not isinstance(weights, Tensor):
         raise TypeError(
             f"{tables}per_sample_weights is a {type(weights).__name__}, expected a tensor"

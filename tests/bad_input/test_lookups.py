@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 
 from .harness import GOOD_ROWS, TABLES, Case, judge
@@ -156,6 +157,14 @@ def _weight_cases():
         ValueError,
         f"{TABLES}: per_sample_weights need sum or mean pooling",
         settings={"pooling": "none"},
+    )
+    yield Case(
+        "per-sample weights with mean pooling and float16 output",
+        "FP16",
+        {"per_sample_weights": torch.ones(3)},
+        ValueError,
+        f"{TABLES}: per_sample_weights with mean pooling need output_dtype=SparseType.FP32",
+        settings={"pooling": "mean", "output_dtype": SparseType.FP16},
     )
     yield Case(
         "complex per-sample weights",
