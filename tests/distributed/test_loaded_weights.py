@@ -78,6 +78,19 @@ def test_with_states_in_either_order_training_goes_on(states_first) -> None:
     run_on_ranks(2, _whole, states_first)
 
 
+def _later() -> None:
+    source, target = _sharded(OptimType.FTRL), _sharded(OptimType.FTRL)
+    target.fused_optimizer.load_state_dict(copy.deepcopy(source.fused_optimizer.state_dict()))
+    _step(target, 0)
+    target.load_state_dict(copy.deepcopy(source.state_dict()))
+    with pytest.raises(RuntimeError, match="without their optimizer's states"):
+        _step(target, 1)
+
+
+def test_states_that_were_loaded_before_an_update_do_not_count() -> None:
+    run_on_ranks(2, _later)
+
+
 def _fine(optimizer: OptimType, trained: bool, **more: Any) -> None:
     source, target = _sharded(optimizer, **more), _sharded(optimizer, **more)
     _step(source, 0)
