@@ -19,6 +19,8 @@ VENVS := $(VENV) $(CUDA_VENV)
 DEMO_CONFIG ?= configs/movielens_linear_ftrl.yaml
 DEMO_RANKS ?= 2
 PYTEST_ARGS ?=
+# Threads that spin while they wait make tests several times slower on cores that others use too.
+WAITING := OMP_WAIT_POLICY=passive
 BENCH_ARGS ?=
 
 CXX_FILES := $(sort $(foreach kind,cpp h cu cuh,$(wildcard csrc/*.$(kind) csrc/*/*.$(kind))))
@@ -33,7 +35,7 @@ demo: setup ## train FTRL on MovieLens-100k, on two ranks
 	  -m torchrec_ext.train $(DEMO_CONFIG)
 
 test: setup ## run the tests (PYTEST_ARGS="-k ftrl" for some)
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(WAITING) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 bench: setup ## measure against FBGEMM and torch (BENCH_ARGS for its options)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -58,7 +60,7 @@ check-cuda-build: $(CUDA_VENV)/stamps/packages ## build with CUDA kernels and te
 	@rm -f $(STAMPS)/extension
 	@USE_CUDA=$(or $(USE_CUDA),1) tools/setup.sh extension $(CUDA_VENV)
 	$(if $(filter 0,$(USE_CUDA)),,$(CUDA_VENV)/bin/python tools/check_cuda_kernels.py)
-	@$(CUDA_VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	@$(WAITING) $(CUDA_VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 setup: $(STAMPS)/extension ## prepare .venv, with the extension built
 
