@@ -18,7 +18,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 from torchrec_ext.command.config_file import load_config
 from torchrec_ext.command.ranks import Ranks, StopRequest, connected
@@ -30,10 +29,10 @@ from torchrec_ext.train.model import build_model
 from torchrec_ext.train.tables import local_shards
 
 ROOT = Path(__file__).parents[1]
-SEEDS = (0, 1, 2)
+SEEDS = (1, 2)
 #: Best validation AUC minus this is what a choice of a threshold may cost.
 ALLOWED_LOSS = 0.003
-THRESHOLDS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016)
+THRESHOLDS = (0.001, 0.002, 0.004, 0.006, 0.008, 0.012)
 COLOURS = {"l1_reg": "tab:blue", "l21_reg": "tab:red"}
 
 
@@ -60,18 +59,47 @@ PRESERVE = (
     Contender("FTRL, preserve_initial_weight", "pairwise_dots"),
     Contender("EXACT_ADAGRAD, eps 0", "pairwise_dots", (_ADAGRAD,)),
 )
-LEARNING_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
-#: Where forgetting the initial weight is an advantage, and a factorization machine.
-WORKED = (
-    Contender("linear from zeros", "linear_l21", ("model.wide_start=zeros",)),
-    Contender("linear, random start", "linear_l21"),
-    Contender("the same, preserved", "linear_l21", ("optimizer.preserve_initial_weight=true",)),
+LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
+_FACTORS = "deep_optimizer={type: ftrl, learning_rate: %s, initial_accumulator_value: 0.1, %s}"
+_L1 = ("optimizer.l21_reg=0", "optimizer.l1_reg=0.00075")
+_FLAG = "preserve_initial_weight"
+#: Without preservation and, in the next line, with it.
+PAIRS = (
+    *(
+        Contender(
+            f"factorization machine, {rate}", "factorization_machine", (_FACTORS % (rate, x),)
+        )
+        for rate in (0.03, 0.3, 3.0)
+        for x in (f"{_FLAG}: false", f"{_FLAG}: true")
+    ),
+    Contender("linear", "linear_l21", _L1),
+    Contender("linear, preserved", "linear_l21", (*_L1, f"optimizer.{_FLAG}=true")),
+    Contender("linear, from zeros", "linear_l21", (*_L1, "model.wide_start=zeros")),
+    Contender("dots, tuned", "pairwise_dots_l21", ("optimizer.l21_reg=0",)),
+    Contender(
+        "dots, tuned, preserved",
+        "pairwise_dots_l21",
+        ("optimizer.l21_reg=0", f"optimizer.{_FLAG}=true"),
+    ),
+    Contender(
+        "dots, beta = accum = 0", "pairwise_dots", ("optimizer={type: ftrl, learning_rate: 0.03}",)
+    ),
+    Contender(
+        "dots, beta = accum = 0, preserved",
+        "pairwise_dots",
+        ("optimizer={type: ftrl, learning_rate: 0.03, preserve_initial_weight: true}",),
+    ),
 )
-_FACTORS = "{{type: ftrl, learning_rate: {}, initial_accumulator_value: 0.1, {}: true}}"
 FRONTIERS = {
     "pairwise dots": Contender("", "pairwise_dots_l21", ("optimizer.l21_reg=0",)),
     "linear, random start": Contender("", "linear_l21", ("optimizer.l21_reg=0",)),
 }
+
+
+def configuration(contender: Contender, *overrides: str) -> Config:
+    """The configuration of a contender, with further overrides."""
+    path = str(ROOT / "configs" / f"movielens_{contender.config}.yaml")
+    return load_config(Config, path, [*contender.overrides, *overrides])
 
 
 class Runner:
@@ -82,9 +110,11 @@ class Runner:
         self._splits: dict[str, Split] = {}
 
     def run(self, contender: Contender, *overrides: str) -> Outcome:
-        path = str(ROOT / "configs" / f"movielens_{contender.config}.yaml")
-        config = load_config(Config, path, [*contender.overrides, *overrides])
-        split = self._splits.setdefault(config.data.evaluate_on, load(config.data))
+        config = configuration(contender, *overrides)
+        part = config.data.evaluate_on
+        if part not in self._splits:
+            self._splits[part] = load(config.data)
+        split = self._splits[part]
         torch.manual_seed(config.seed)
         distributed = distribute(build_model(config.model, split.train), config, self._ranks)
         trainer = Trainer(config, split, distributed, self._ranks, StopRequest())
@@ -113,6 +143,13 @@ def preserve(runner: Runner) -> Figure:
     axes.set(title="Pairwise dots, learning rate 0.03", xlabel="epoch", ylabel="test AUC")
     axes.legend(fontsize=8)
     return figure
+
+
+def pairs(runner: Runner) -> None:
+    """Models with and without preservation: AUC after the last epoch, and zero rows."""
+    print("\n| | test AUC | zero rows |")
+    for contender in PAIRS:
+        _print_row(contender.label, runner.run(contender))
 
 
 def frontiers(runner: Runner) -> Figure:
@@ -173,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.disable(logging.WARNING)
     with connected() as ranks:
         runner = Runner(ranks)
+        pairs(runner)
         for name, draw in (("ftrl_preserve", preserve), ("ftrl_l21", frontiers)):
             figure = draw(runner)
             FigureCanvasAgg(figure)
