@@ -146,23 +146,24 @@ inline const int32_t* read_required(const std::optional<Tensor>& feature_require
   return feature_requires_grad->const_data_ptr<int32_t>();
 }
 
-// The output gradient is [batch_size, sum of the features' dims], or [lookups, dim] without pooling, or
-// flat with variable batch sizes.
+// The output of a lookup, and so its gradient, is [batch_size, sum of the features' dims], or
+// [lookups, dim] without pooling, or flat with variable batch sizes. `name` is the op's argument.
 template <class Index>
-void check_gradient_shape(const Tensor& gradient, const Layout& layout, const Batch<Index>& batch) {
+void check_output_shape(const char* name, const Tensor& output, const Layout& layout,
+                        const Batch<Index>& batch) {
   if (batch.feature_bags != nullptr) {
     // Of no bags it is an empty tensor, which has no pointer.
     STD_TORCH_CHECK(batch.gradient_offsets != nullptr || batch.bags == 0,
                     "feature_bags without gradient_offsets");
-    STD_TORCH_CHECK(gradient.dim() == 1, "grad_output has ", gradient.dim(),
+    STD_TORCH_CHECK(output.dim() == 1, name, " has ", output.dim(),
                     " dimensions, expected 1 with variable batch sizes");
     return;
   }
   const bool pooled = batch.pooling != Pooling::kNone;
   const int64_t rows = pooled ? batch.batch_size : batch.lookups;
   const int64_t columns = pooled ? layout.total_columns : layout.max_dim;
-  STD_TORCH_CHECK(gradient.dim() == 2 && gradient.size(0) == rows && gradient.size(1) == columns,
-                  "grad_output has ", gradient.dim(), " dimensions and ", gradient.numel(),
+  STD_TORCH_CHECK(output.dim() == 2 && output.size(0) == rows && output.size(1) == columns, name,
+                  " has ", output.dim(), " dimensions and ", output.numel(),
                   " elements, expected [", rows, ", ", columns, "]");
   for (const Table& table : layout.tables) {
     STD_TORCH_CHECK(pooled || table.dim == layout.max_dim,

@@ -30,6 +30,15 @@ inline constexpr const char* kPerSampleWeightGrad =
     "Tensor? device_layout=None, Tensor? managed_weights=None, "
     "Tensor? cache_weights=None, Tensor? cache_locations=None) -> Tensor";
 
+// Looks the batch's rows up, of any width, and pools them into output. On a device only: on the CPU
+// FBGEMM's lookup takes any width.
+inline constexpr const char* kLookup =
+    "lookup(Tensor(a!) output, Tensor weights, "
+    "Tensor table_layout, Tensor feature_table_map, "
+    "Tensor indices, Tensor offsets, Tensor? per_sample_weights, int pooling_mode, "
+    "Tensor? feature_bags=None, Tensor? gradient_offsets=None, "
+    "Tensor? device_layout=None) -> ()";
+
 // What kernels on a device read of both arguments: every Table, then every Feature (lookup.h).
 inline constexpr const char* kDeviceLayout =
     "device_layout(Tensor table_layout, Tensor feature_table_map) -> Tensor";
@@ -48,7 +57,7 @@ inline constexpr const char* kCatchUp =
 
 // clang-format on
 
-inline constexpr const char* kAll[] = {kFusedUpdate, kPerSampleWeightGrad, kDeviceLayout,
-                                       kSortLookups, kCatchUp};
+inline constexpr const char* kAll[] = {kFusedUpdate,  kPerSampleWeightGrad, kLookup,
+                                       kDeviceLayout, kSortLookups,         kCatchUp};
 
 }  // namespace torchrec_ext::schemas

@@ -299,6 +299,11 @@ def _specs(rows: int = 3, dim: int = 4, device: ComputeDevice = ComputeDevice.CP
     return [(rows, dim, EmbeddingLocation.HOST, device)]
 
 
+def _on_cuda(*dims: int, last: EmbeddingLocation = EmbeddingLocation.DEVICE) -> list[Any]:
+    locations = [EmbeddingLocation.DEVICE] * (len(dims) - 1) + [last]
+    return [(3, dim, at, ComputeDevice.CUDA) for dim, at in zip(dims, locations, strict=True)]
+
+
 @pytest.mark.parametrize(
     "specs, keywords, error, message",
     [
@@ -312,10 +317,22 @@ def _specs(rows: int = 3, dim: int = 4, device: ComputeDevice = ComputeDevice.CP
         (_specs(dim=0), {}, ValueError, "rows of dim 0"),
         (_specs(dim=-1), {}, ValueError, "rows of dim -1"),
         (
-            _specs(dim=6, device=ComputeDevice.CUDA),
+            _on_cuda(6, last=EmbeddingLocation.MANAGED),
             {"table_names": ["clicks"]},
             ValueError,
-            "table 'clicks' has dim 6; on CUDA dims are multiples of 4: give it embedding_dim=8",
+            "table 'clicks' is in MANAGED, but dim 6 .*'clicks' is no multiple.*embedding_dim=8",
+        ),
+        (
+            _on_cuda(6, 8, last=EmbeddingLocation.MANAGED_CACHING),
+            {"table_names": ["clicks", "users"]},
+            ValueError,
+            "table 'users' is in MANAGED_CACHING, but dim 6 of table 'clicks'.*DEVICE",
+        ),
+        (
+            _on_cuda(4, 3),
+            {"output_dtype": SparseType.INT8},
+            ValueError,
+            r"tables \['0', '1'\]: output_dtype=INT8, but dim 3 of table '1'.*'FP32', 'FP16'",
         ),
         ([], {}, ValueError, "at least one table"),
         (_specs(device=ComputeDevice.MTIA), {}, ValueError, "kernels for CPU and CUDA"),

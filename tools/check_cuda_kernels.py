@@ -6,7 +6,7 @@ import torch
 
 import torchrec_ext.ops  # noqa: F401  its import registers the kernels
 
-OPS = ("fused_update", "per_sample_weight_grad")
+OPS = ("fused_update", "per_sample_weight_grad", "lookup")
 
 missing = [
     op

@@ -27,6 +27,8 @@ class Command(NamedTuple):
 
 COMMANDS: dict[str, Command] = {
     "train": Command("torchrec_ext.train.command", "train a sharded model from a YAML file"),
+    "sparsity": Command("torchrec_ext.train.sparsity", "say what of a checkpoint's tables is zero"),
+    "export": Command("torchrec_ext.train.export", "write a checkpoint's rows that are not zero"),
     "parity": Command("torchrec_ext.twin.command", "train a twin of FBGEMM's module, and compare"),
 }
 

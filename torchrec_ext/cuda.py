@@ -11,8 +11,8 @@ HOW_TO_BUILD = (
     "with a CUDA build of torch and nvcc, build the kernels: USE_CUDA=1 pip install "
     "--no-build-isolation . (see README.md)"
 )
-#: Columns that a lane of the kernels reads at once, and the widest row they take.
-COLUMNS_PER_LANE, MAX_DIM = 4, 2048
+#: The widest row that the kernels take.
+MAX_DIM = 2048
 _LIBRARY = Path(__file__).with_name("_cuda.so")
 
 

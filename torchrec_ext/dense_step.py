@@ -167,10 +167,10 @@ def check_update(
             f"hyperparameters now need {needed}; set them before the first step"
         )
     _, dim = _shape(parameter)
-    if parameter.is_cuda and (dim % cuda.COLUMNS_PER_LANE != 0 or dim > cuda.MAX_DIM):
+    if parameter.is_cuda and dim > cuda.MAX_DIM:
         raise ValueError(
-            f"a parameter of shape {shape} has rows of {dim} elements; on CUDA they are multiples "
-            f"of {cuda.COLUMNS_PER_LANE} up to {cuda.MAX_DIM}"
+            f"a parameter of shape {shape} has rows of {dim} elements; on CUDA they have at most "
+            f"{cuda.MAX_DIM}"
         )
     if parameter.dtype not in _WEIGHT_DTYPES:
         raise ValueError(

@@ -83,12 +83,27 @@ def empty_lookup(
     batch_sizes: Sequence[Sequence[int]] | None,
 ) -> Tensor:
     """The output of a lookup in a module that has no row at all: every bag is empty."""
-    dtype = SparseType.from_int(module.output_dtype).as_dtype()
+    shape = output_shape(module, 0, offsets.numel() - 1, batch_sizes)
+    return torch.zeros(shape, dtype=SparseType.from_int(module.output_dtype).as_dtype())
+
+
+def output_shape(
+    module: SplitTableBatchedEmbeddingBagsCodegen,
+    lookups: int,
+    bags: int,
+    batch_sizes: Sequence[Sequence[int]] | None,
+) -> tuple[int, ...]:
+    """The shape of a lookup's output.
+
+    Args:
+        module: Looks up.
+        lookups: How many the batch has.
+        bags: How many the batch has, of all features.
+        batch_sizes: ``[features][ranks]`` where they differ.
+    """
     if batch_sizes is not None:
         dims = [module.embedding_specs[table][1] for table in module.feature_table_map]
-        size = sum(sum(sizes) * dim for sizes, dim in zip(batch_sizes, dims, strict=True))
-        return torch.zeros(size, dtype=dtype)
+        return (sum(sum(sizes) * dim for sizes, dim in zip(batch_sizes, dims, strict=True)),)
     if module.pooling_mode == PoolingMode.NONE:
-        return torch.zeros(0, module.max_D, dtype=dtype)
-    batch_size = (offsets.numel() - 1) // len(module.feature_table_map)
-    return torch.zeros(batch_size, module.total_D, dtype=dtype)
+        return lookups, module.max_D
+    return bags // len(module.feature_table_map), module.total_D

@@ -26,6 +26,11 @@ def _per_sample_weight_grad_fake(
     return grad_output.new_empty(indices.numel(), dtype=torch.float32)
 
 
+@torch.library.register_fake("torchrec_ext::lookup")
+def _lookup_fake(output: Tensor, *_: object, **__: object) -> None:
+    return None
+
+
 @torch.library.register_fake("torchrec_ext::device_layout")
 def _device_layout_fake(table_layout: Tensor, feature_table_map: Tensor) -> Tensor:
     of_table, of_feature = device_layout_sizes

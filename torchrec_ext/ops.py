@@ -27,6 +27,7 @@ __all__ = [
     "catch_up",
     "device_layout",
     "fused_update",
+    "lookup",
     "per_sample_weight_grad",
     "sort_lookups",
     "step_scalars",
@@ -78,8 +79,8 @@ def fused_update(
             the same device, but for the next two of integers.
         states: The optimizer's states in the order of its spec, each flat, float32.
         table_layout: int64 ``[tables, 3 + len(states)]``, on the CPU: rows, dim, the table's first
-            element in ``weights`` and in each state. On CUDA dims are multiples of 4 up to 2048,
-            and tables begin at multiples of 4.
+            element in ``weights`` and in each state. On CUDA dims are at most 2048, and where all
+            are multiples of 4, tables begin at multiples of 4.
         feature_table_map: int64 ``[features]``, on the CPU: the table that each feature reads.
         indices: int32 or int64 ``[lookups]``.
         offsets: Of the same dtype, ``[features * batch_size + 1]``: where each bag starts in
@@ -186,6 +187,62 @@ def per_sample_weight_grad(
         pooling_mode,
         max_gradient,
         **_batch_and_tables(variable_batch, tables),
+    )
+
+
+def lookup(
+    output: Tensor,
+    weights: Tensor,
+    table_layout: Tensor,
+    feature_table_map: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    per_sample_weights: Tensor | None,
+    *,
+    pooling_mode: int,
+    variable_batch: VariableBatch | None = None,
+    tables: DeviceTables | None = None,
+) -> None:
+    """Looks a batch's rows up and pools them, on CUDA: FBGEMM's lookup there has widths of its own.
+
+    A bag is summed in float32 from +0, in the order of its lookups, each row times its per-sample
+    weight; the mean is the sum divided by the bag's length.
+
+    Args:
+        output: Is written: as ``grad_output`` in :func:`fused_update`, contiguous.
+        weights: As in :func:`fused_update`; so are the arguments not named here.
+        table_layout: As in :func:`fused_update`, with any number of states.
+        feature_table_map: As in :func:`fused_update`.
+        indices: As in :func:`fused_update`.
+        offsets: As in :func:`fused_update`.
+        per_sample_weights: As in :func:`fused_update`.
+        pooling_mode: As in :func:`fused_update`.
+        variable_batch: As in :func:`fused_update`.
+        tables: As in :func:`fused_update`; all tables are in ``weights``.
+
+    Raises:
+        RuntimeError: As :func:`fused_update`, and for tensors on the CPU.
+    """
+    if not _is_on_device(weights):
+        raise RuntimeError(
+            f"lookup got weights on {weights.device}; it runs on CUDA, and FBGEMM's lookup on the "
+            "CPU takes any dim"
+        )
+    cuda.check_available("lookup")
+    if tables is None:
+        tables = device_layout(table_layout, feature_table_map, weights.device)
+    _LIBRARY.lookup(
+        output,
+        weights,
+        table_layout,
+        feature_table_map,
+        indices,
+        offsets,
+        per_sample_weights,
+        pooling_mode,
+        feature_bags=None if variable_batch is None else variable_batch.feature_bags,
+        gradient_offsets=None if variable_batch is None else variable_batch.gradient_offsets,
+        device_layout=tables.layout,
     )
 
 

@@ -13,7 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice
 from torch import Tensor
 
-from torchrec_ext import bad_indices, empty_tables, ops
+from torchrec_ext import any_width, bad_indices, empty_tables, ops
 from torchrec_ext.autograd import FusedLookup, LookedUp, LookupInputs
 from torchrec_ext.loaded_weights import LoadedWeights
 from torchrec_ext.lookup_checks import check_lookup
@@ -34,13 +34,16 @@ from torchrec_ext.variable_batch import check_batch_sizes, make_variable_batch
 class TableBatchedEmbeddingBags(OptimizerClock):
     """Embedding tables that are looked up together and trained by a fused optimizer.
 
-    FBGEMM does the forward; the backward updates weights and states in one op. ``optim_type`` is
-    the optimizer; the inherited ``optimizer`` is ``EXACT_SGD`` throughout, because FBGEMM's forward
-    branches on it.
+    FBGEMM does the forward, but for the lookup of tables on CUDA of which one has a dim that is no
+    multiple of 4: that is ours. The backward updates weights and states in one op.
+
+    ``optim_type`` is the optimizer; the inherited ``optimizer`` is ``EXACT_SGD`` throughout,
+    because FBGEMM's forward branches on it.
 
     Args:
         embedding_specs: ``(rows, dim, location, compute device)`` of each table; dims are any on
-            the CPU, multiples of 4 up to 2048 on CUDA.
+            the CPU, up to 2048 on CUDA. Where a dim there is no multiple of 4, all tables are in
+            ``EmbeddingLocation.DEVICE``.
         optimizer: The optimizer of all tables.
         rounding_seed: Key of the stochastic rounding of float16 weights.
         drop_bad_indices: Lookups whose index is outside of their table contribute nothing, in every
@@ -211,8 +214,11 @@ class TableBatchedEmbeddingBags(OptimizerClock):
                 )
             segments = self._sorted(indices, offsets, variable_batch)
             self._wake(segments[0])
+        forward = super().forward
+        if self._looks_up_itself:
+            forward = any_width.forward_of(self, variable_batch, inputs.batch_sizes)
         with bad_indices.explained(self, indices, offsets, inputs.batch_sizes):
-            output = super().forward(
+            output = forward(
                 indices,
                 offsets,
                 per_sample_weights,
@@ -318,6 +324,7 @@ class TableBatchedEmbeddingBags(OptimizerClock):
             self.feature_table_map, dtype=torch.int64, device="cpu"
         )
         self._tables: ops.DeviceTables | None = None
+        self._looks_up_itself = not (self.use_cpu or any_width.fbgemm_takes(self.embedding_specs))
         if not self.use_cpu:
             self._tables = ops.device_layout(
                 self._table_layout, self._feature_table_map, self.current_device

@@ -16,7 +16,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from torchrec_ext import cuda
+from torchrec_ext import any_width, cuda
 from torchrec_ext.optimizers import SPECS, OptimizerSpec
 
 PRECISIONS = (SparseType.FP32, SparseType.FP16)
@@ -132,6 +132,9 @@ def check_tables(
         raise ValueError(f"table_names={list(names)} are {len(names)} names for {count} tables")
     check_feature_table_map(feature_table_map, names)
     on_cuda = embedding_specs[0][3] == ComputeDevice.CUDA
+    if on_cuda:
+        output_dtype = fbgemm_keywords.get("output_dtype", SparseType.FP32)
+        any_width.check_on_device(embedding_specs, names, output_dtype)
     for name, (rows, dim, location, device) in zip(names, embedding_specs, strict=True):
         if rows < 0 or dim <= 0:
             raise ValueError(
@@ -218,12 +221,6 @@ def _check_placement(name: str, dim: int, location: Any, device: ComputeDevice) 
     if device != ComputeDevice.CUDA:
         raise ValueError(
             f"table {name!r} is on {device}; torchrec_ext has kernels for CPU and CUDA"
-        )
-    if dim % cuda.COLUMNS_PER_LANE != 0:
-        raise ValueError(
-            f"table {name!r} has dim {dim}; on CUDA dims are multiples of {cuda.COLUMNS_PER_LANE}: "
-            f"give it embedding_dim={-(-dim // cuda.COLUMNS_PER_LANE) * cuda.COLUMNS_PER_LANE}, or "
-            "use ComputeDevice.CPU with EmbeddingLocation.HOST, which takes any dim"
         )
     missing = cuda.load()
     if missing is not None:

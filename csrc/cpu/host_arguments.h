@@ -58,7 +58,7 @@ Batch<Index> read_host_batch(const Layout& layout, const BatchArguments& argumen
 template <class Index>
 void check_gradient(const Tensor& gradient, const Layout& layout, const Batch<Index>& batch) {
   check_tensor("grad_output", gradient, ScalarType::Float, gradient.dim());
-  check_gradient_shape(gradient, layout, batch);
+  check_output_shape("grad_output", gradient, layout, batch);
 }
 
 inline std::vector<float*> read_states(const Layout& layout, const std::vector<StateInfo>& infos,

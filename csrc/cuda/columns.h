@@ -11,7 +11,7 @@
 
 namespace torchrec_ext::cuda {
 
-// Four neighbouring columns of a row, as float32.
+// A lane's four columns of a row, as float32.
 struct Columns {
   float values[kColumnsPerLane];
 
@@ -59,6 +59,41 @@ __device__ __forceinline__ void store_columns(Value* to, const Value (&values)[k
                                                         << 16;
   };
   *reinterpret_cast<uint2*>(to) = make_uint2(pair(0), pair(2));
+}
+
+// The same for a lane's columns: `from` and `to` are the first of them.
+template <class Value>
+__device__ __forceinline__ Columns load_columns(const Value* from,
+                                                const LaneColumns<kColumnsPerLane>& /*all*/) {
+  return load_columns(from);
+}
+
+template <class Value>
+__device__ __forceinline__ void store_columns(Value* to, const Value (&values)[kColumnsPerLane],
+                                              const LaneColumns<kColumnsPerLane>& /*all*/) {
+  store_columns(to, values);
+}
+
+// Columns that the row does not have are +0 here.
+template <class Value>
+__device__ __forceinline__ Columns load_columns(const Value* from, const LaneColumns<1>& columns) {
+  Columns loaded{};
+  for (int v = 0; v < kColumnsPerLane; ++v) {
+    if (columns.has(v)) {
+      loaded.values[v] = static_cast<float>(from[v * columns.step]);
+    }
+  }
+  return loaded;
+}
+
+template <class Value>
+__device__ __forceinline__ void store_columns(Value* to, const Value (&values)[kColumnsPerLane],
+                                              const LaneColumns<1>& columns) {
+  for (int v = 0; v < kColumnsPerLane; ++v) {
+    if (columns.has(v)) {
+      to[v * columns.step] = values[v];
+    }
+  }
 }
 
 }  // namespace torchrec_ext::cuda

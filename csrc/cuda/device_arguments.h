@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "../arguments.h"
@@ -46,24 +47,39 @@ struct TableArguments {
   const std::optional<Tensor>& cache_locations;
 };
 
-// Kernels read and write four columns at a time: every row must begin at a multiple of four elements.
-void check_alignment(const Layout& layout, const std::vector<StateInfo>& infos);
+// How many columns kernels read and write in one access: 1 for all tables of a call where one of them
+// has a dim that is no multiple of 4, else 4.
+int columns_at_once(const Layout& layout);
+
+// Calls body with that number as an integral_constant.
+template <class Body>
+void dispatch_columns(int at_once, const Body& body) {
+  if (at_once == 1) {
+    return body(std::integral_constant<int, 1>{});
+  }
+  body(std::integral_constant<int, kColumnsPerLane>{});
+}
+
+// Dims, and where at_once is 4 that every row begins at a multiple of four elements.
+void check_alignment(const Layout& layout, const std::vector<StateInfo>& infos, int at_once);
 
 DeviceLayout read_device_layout(const std::optional<Tensor>& device_layout, const Layout& layout,
                                 const Tensor& like);
 
 template <class Weight>
-Weights<Weight> read_weights(const TableArguments& arguments, const Layout& layout,
-                             int64_t lookups);
+Weights<Weight> read_weights(const TableArguments& arguments, const Layout& layout, int64_t lookups,
+                             int at_once);
 
 std::vector<Buffers<float>> read_states(const Layout& layout, const std::vector<StateInfo>& infos,
                                         const std::vector<Tensor>& states,
                                         const std::optional<std::vector<Tensor>>& managed_states,
-                                        const Tensor& like);
+                                        const Tensor& like, int at_once);
+
+OutputType read_output_type(const char* name, const Tensor& output);
 
 // The gradient, copied where it is not contiguous or not aligned.
-Tensor readable_gradient(const Tensor& grad_output, const Tensor& like);
-GradientSource read_gradient(const Tensor& gradient, float max_gradient);
+Tensor readable_gradient(const Tensor& grad_output, const Tensor& like, int at_once);
+GradientSource read_gradient(const Tensor& gradient, float max_gradient, int at_once);
 
 Lookups take_lookups(Scratch& scratch, int64_t count, const Layout& layout, bool has_scales);
 

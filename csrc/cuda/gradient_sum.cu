@@ -32,11 +32,12 @@ __device__ __forceinline__ Range find_sum(const Segments& segments, int level, i
   return {static_cast<uint32_t>(first), static_cast<uint32_t>(first + size)};
 }
 
+template <int kAtOnce>
 __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     store_sums_kernel(const DeviceLayout layout, const Segments segments,
                       const GradientSource source, const __grid_constant__ StoredSums stored,
                       int level, int lane_count) {
-  const Lanes lanes = Lanes::of(lane_count);
+  const auto lanes = Lanes<kAtOnce>::of(lane_count);
   const int64_t places = segments.lookups >> sum_bits(level);
   for (int64_t place = lanes.group(); place < places; place += lanes.groups()) {
     const Range lookups = find_sum(segments, level, place);
@@ -45,16 +46,15 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     }
     const int dim = static_cast<int>(layout.table_of(segments.row(lookups.begin)).dim);
     for (int base = 0; base < dim; base += lanes.columns()) {
-      const int column = base + lanes.first_column();
-      const bool active = column < dim;
+      const auto columns = lanes.columns_at(base, dim);
       Columns total = Columns::nothing();
       if (level == 0) {
-        total = source.sum(lanes, lookups.begin, lookups.end, column, active);
-      } else if (active) {
-        total = stored.add_up(level - 1, lookups.begin, kFanOut, column);
+        total = source.sum(lanes, lookups.begin, lookups.end, columns);
+      } else if (columns.any()) {
+        total = stored.add_up(level - 1, lookups.begin, kFanOut, columns);
       }
-      if (active) {
-        store_columns(stored.at(level, lookups.begin) + column, total.values);
+      if (columns.any()) {
+        store_columns(stored.at(level, lookups.begin) + columns.first, total.values, columns);
       }
     }
   }
@@ -62,14 +62,21 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
 
 }  // namespace
 
+template <int kAtOnce>
 void store_sums(const Queue& queue, const DeviceLayout& layout, int64_t max_dim,
                 const Segments& segments, const GradientSource& source, const StoredSums& stored) {
   const int lane_count = lanes_for(max_dim);
   for (int level = 0; level < kLevels; ++level) {
     const int64_t places = segments.lookups >> sum_bits(level);
-    launch(queue, "store_sums", store_sums_kernel, places * lane_count, 0, layout, segments, source,
-           stored, level, lane_count);
+    launch(queue, "store_sums", store_sums_kernel<kAtOnce>, places * lane_count, 0, layout,
+           segments, source, stored, level, lane_count);
   }
 }
+
+template void store_sums<kColumnsPerLane>(const Queue&, const DeviceLayout&, int64_t,
+                                          const Segments&, const GradientSource&,
+                                          const StoredSums&);
+template void store_sums<1>(const Queue&, const DeviceLayout&, int64_t, const Segments&,
+                            const GradientSource&, const StoredSums&);
 
 }  // namespace torchrec_ext::cuda

@@ -11,13 +11,44 @@ namespace torchrec_ext::cuda {
 
 inline constexpr int kColumnsPerLane = 4;
 
-// A row is worked on by 8, 16 or 32 neighbouring lanes of a warp, each with four neighbouring columns
-// at a time. Fewer than 32 only where all of a row's columns are met in one go.
+// A row is worked on by 8, 16 or 32 neighbouring lanes of a warp, each with four columns at a time.
+// Fewer than 32 only where all of a row's columns are met in one go.
 constexpr int lanes_for(int64_t max_dim) {
   return max_dim <= 8 * kColumnsPerLane ? 8 : (max_dim <= 16 * kColumnsPerLane ? 16 : 32);
 }
 
+// Which columns of a row are a lane's at a time. kAtOnce of them are read and written in one access.
+template <int kAtOnce>
+struct LaneColumns;
+
+// Four neighbours, of which the row has all or none.
+template <>
+struct LaneColumns<kColumnsPerLane> {
+  int first;
+  bool active;
+
+  __device__ __forceinline__ int column(int v) const { return first + v; }
+  __device__ __forceinline__ bool has(int /*v*/) const { return active; }
+  __device__ __forceinline__ bool any() const { return active; }
+};
+
+// For rows of any width: one column of each quarter of those that the lanes have together, so that in
+// each access neighbouring lanes have neighbouring columns.
+template <>
+struct LaneColumns<1> {
+  int first;
+  int step;
+  int dim;
+
+  __device__ __forceinline__ int column(int v) const { return first + v * step; }
+  __device__ __forceinline__ bool has(int v) const { return column(v) < dim; }
+  __device__ __forceinline__ bool any() const { return first < dim; }
+};
+
+template <int kAtOnce>
 struct Lanes {
+  static_assert(kAtOnce == kColumnsPerLane || kAtOnce == 1);
+
   int count;
   int lane;
   unsigned mask;
@@ -35,8 +66,16 @@ struct Lanes {
     return static_cast<int>(threadIdx.x) / count;
   }
 
-  __device__ __forceinline__ int first_column() const { return lane * kColumnsPerLane; }
+  // How many columns the lanes have together at a time, and which of those from `base` on this one has.
   __device__ __forceinline__ int columns() const { return count * kColumnsPerLane; }
+  __device__ __forceinline__ LaneColumns<kAtOnce> columns_at(int base, int dim) const {
+    if constexpr (kAtOnce == 1) {
+      return {base + lane, count, dim};
+    } else {
+      const int first = base + lane * kColumnsPerLane;
+      return {first, first < dim};
+    }
+  }
 
   template <class Value>
   __device__ __forceinline__ Value broadcast(Value value, int source) const {
@@ -47,14 +86,23 @@ struct Lanes {
   // the result.
   __device__ __forceinline__ float fold(const float* partials) const {
     float sums[kColumnsPerLane] = {partials[0], partials[1], partials[2], partials[3]};
-    for (int offset = count / 2; offset > 0; offset /= 2) {
-      for (float& sum : sums) {
-        sum += __shfl_xor_sync(mask, sum, offset, count);
+    if constexpr (kAtOnce ==
+                  1) {  // a lane's own are the ones furthest apart: they are folded first
+      sums[0] = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+      for (int offset = count / 2; offset > 0; offset /= 2) {
+        sums[0] += __shfl_xor_sync(mask, sums[0], offset, count);
       }
+      return sums[0];
+    } else {
+      for (int offset = count / 2; offset > 0; offset /= 2) {
+        for (float& sum : sums) {
+          sum += __shfl_xor_sync(mask, sum, offset, count);
+        }
+      }
+      sums[0] += sums[2];
+      sums[1] += sums[3];
+      return sums[0] + sums[1];
     }
-    sums[0] += sums[2];
-    sums[1] += sums[3];
-    return sums[0] + sums[1];
   }
 };
 

@@ -2,59 +2,16 @@
 
 #include <cstdio>
 
+#include "batch_checks.h"
+
 namespace torchrec_ext::cuda {
 namespace {
 
-template <class Index>
-__device__ __forceinline__ void check_bag(const Batch<Index>& batch, int64_t bag) {
-  const int64_t begin = batch.offsets[bag];
-  const int64_t end = batch.offsets[bag + 1];
-  const bool first = bag > 0 || begin == 0;
-  const bool last = bag + 1 < batch.bags || end == batch.lookups;
-  if (begin > end || !first || !last) {
-    printf(
-        "torchrec_ext: offsets of bag %lld run from %lld to %lld in a batch of %lld bags and "
-        "%lld lookups; nothing was updated\n",
-        static_cast<long long>(bag), static_cast<long long>(begin), static_cast<long long>(end),
-        static_cast<long long>(batch.bags), static_cast<long long>(batch.lookups));
-    __trap();
-  }
-}
-
-// Where variable batch sizes place a feature's bags.
-template <class Index>
-__device__ __forceinline__ void check_feature(const Batch<Index>& batch, int64_t feature) {
-  const int64_t begin = batch.feature_bags[feature];
-  const int64_t end = batch.feature_bags[feature + 1];
-  const bool first = feature > 0 || begin == 0;
-  const bool last = feature + 1 < batch.features || end == batch.bags;
-  if (begin > end || !first || !last) {
-    printf(
-        "torchrec_ext: feature_bags of feature %lld run from %lld to %lld in a batch of %lld bags; "
-        "nothing was updated\n",
-        static_cast<long long>(feature), static_cast<long long>(begin), static_cast<long long>(end),
-        static_cast<long long>(batch.bags));
-    __trap();
-  }
-}
-
-template <class Index>
-__device__ __forceinline__ void check_index(const Batch<Index>& batch, const Table& table,
-                                            int64_t number, int64_t feature, int64_t index) {
-  if (index < 0 || index >= table.rows) {
-    printf(
-        "torchrec_ext: index %lld of feature %lld, lookup %lld, is outside of its table, which "
-        "has %lld rows; nothing was updated\n",
-        static_cast<long long>(index), static_cast<long long>(feature),
-        static_cast<long long>(number), static_cast<long long>(table.rows));
-    __trap();
-  }
-}
-
 // A bag's gradient, where variable batch sizes place it.
+template <int kAtOnce>
 __device__ __forceinline__ void check_gradient(int64_t bag, int64_t offset, int64_t dim,
                                                int64_t gradient_size) {
-  if (offset < 0 || offset % kColumnsPerLane != 0 || offset + dim > gradient_size) {
+  if (offset < 0 || offset % kAtOnce != 0 || offset + dim > gradient_size) {
     printf(
         "torchrec_ext: the gradient of bag %lld begins at element %lld of %lld; nothing was "
         "updated\n",
@@ -64,7 +21,7 @@ __device__ __forceinline__ void check_gradient(int64_t bag, int64_t offset, int6
   }
 }
 
-template <class Index, class Key>
+template <int kAtOnce, class Index, class Key>
 __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     find_lookups_kernel(const Batch<Index> batch, const DeviceLayout layout,
                         const int32_t* feature_requires_grad, int64_t gradient_size,
@@ -92,11 +49,11 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     const int64_t index = batch.indices[i];
     check_index(batch, table, i, f, index);
     const int64_t offset = batch.gradient_offset(i, bag, f, feature, table.dim);
-    check_gradient(bag, offset, table.dim, gradient_size);
+    check_gradient<kAtOnce>(bag, offset, table.dim, gradient_size);
     const bool required = feature_requires_grad == nullptr || feature_requires_grad[f] != 0;
     static_cast<Key*>(lookups.keys)[i] = static_cast<Key>(table.first_row + index);
     lookups.positions[i] = static_cast<uint32_t>(i);
-    lookups.sources[i] = required ? static_cast<uint32_t>(offset / kColumnsPerLane) : kNoSource;
+    lookups.sources[i] = required ? static_cast<uint32_t>(offset / kAtOnce) : kNoSource;
     if (lookups.scales != nullptr) {
       lookups.scales[i] = batch.scale(i, batch.offsets[bag + 1] - batch.offsets[bag]);
     }
@@ -105,20 +62,24 @@ __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
 
 }  // namespace
 
-template <class Index>
+template <int kAtOnce, class Index>
 void find_lookups(const Queue& queue, const DeviceLayout& layout, const Batch<Index>& batch,
                   const int32_t* feature_requires_grad, int64_t gradient_size,
                   const Lookups& lookups) {
   const int64_t items = std::max(batch.bags, batch.lookups);
-  const auto kernel = lookups.wide_keys ? find_lookups_kernel<Index, uint64_t>
-                                        : find_lookups_kernel<Index, uint32_t>;
+  const auto kernel = lookups.wide_keys ? find_lookups_kernel<kAtOnce, Index, uint64_t>
+                                        : find_lookups_kernel<kAtOnce, Index, uint32_t>;
   launch(queue, "find_lookups", kernel, items, 0, batch, layout, feature_requires_grad,
          gradient_size, lookups);
 }
 
-template void find_lookups(const Queue&, const DeviceLayout&, const Batch<int32_t>&, const int32_t*,
-                           int64_t, const Lookups&);
-template void find_lookups(const Queue&, const DeviceLayout&, const Batch<int64_t>&, const int32_t*,
-                           int64_t, const Lookups&);
+#define TORCHREC_EXT_INSTANTIATE(kAtOnce, Index)                                              \
+  template void find_lookups<kAtOnce>(const Queue&, const DeviceLayout&, const Batch<Index>&, \
+                                      const int32_t*, int64_t, const Lookups&)
+TORCHREC_EXT_INSTANTIATE(kColumnsPerLane, int32_t);
+TORCHREC_EXT_INSTANTIATE(kColumnsPerLane, int64_t);
+TORCHREC_EXT_INSTANTIATE(1, int32_t);
+TORCHREC_EXT_INSTANTIATE(1, int64_t);
+#undef TORCHREC_EXT_INSTANTIATE
 
 }  // namespace torchrec_ext::cuda

@@ -8,8 +8,8 @@
 
 namespace torchrec_ext::cuda {
 
-// What a lookup adds to its row: scales[i] * gradient[4 * sources[i] .. + dim). Gradients begin at
-// multiples of four elements.
+// What a lookup adds to its row: scales[i] * gradient[kAtOnce * sources[i] .. + dim). Gradients begin at
+// multiples of kAtOnce elements: of the columns that kernels read in one access.
 struct Lookups {
   void* keys;           // [lookups] the numbers of the rows, uint32 or, where wide_keys, uint64
   uint32_t* positions;  // [lookups] 0, 1, 2, ..
@@ -24,7 +24,7 @@ inline constexpr uint32_t kNoSource = 0xFFFFFFFFu;
 // Fills in the arrays. Where an offset or an index is bad, the kernel prints which and traps, like a
 // device-side assertion, before anything was changed. feature_requires_grad: lookups of features with 0
 // have no source; null: all have.
-template <class Index>
+template <int kAtOnce, class Index>
 void find_lookups(const Queue& queue, const DeviceLayout& layout, const Batch<Index>& batch,
                   const int32_t* feature_requires_grad, int64_t gradient_size,
                   const Lookups& lookups);

@@ -37,13 +37,13 @@ StoredSums take_stored_sums(Scratch& scratch, int64_t lookups, int64_t max_dim) 
   return stored;
 }
 
-template <class Index>
+template <int kAtOnce, class Index>
 SortedBatch sort_batch(const Queue& queue, Scratch& scratch, const Layout& layout,
                        const DeviceLayout& device_layout, const Batch<Index>& batch,
                        const Tensor& gradient, float max_gradient) {
-  GradientSource source = read_gradient(gradient, max_gradient);
+  GradientSource source = read_gradient(gradient, max_gradient, kAtOnce);
   const Lookups lookups = take_lookups(scratch, batch.lookups, layout, batch.has_scales());
-  find_lookups(queue, device_layout, batch, nullptr, gradient.numel(), lookups);
+  find_lookups<kAtOnce>(queue, device_layout, batch, nullptr, gradient.numel(), lookups);
   const Segments segments =
       sort_lookups(queue, lookups, batch.lookups, layout.total_rows,
                    take_sort_buffers(scratch, batch.lookups, lookups, layout.total_rows));
@@ -51,7 +51,7 @@ SortedBatch sort_batch(const Queue& queue, Scratch& scratch, const Layout& layou
   source.sources = lookups.sources;
   source.scales = lookups.scales;
   const StoredSums stored = take_stored_sums(scratch, batch.lookups, layout.max_dim);
-  store_sums(queue, device_layout, layout.max_dim, segments, source, stored);
+  store_sums<kAtOnce>(queue, device_layout, layout.max_dim, segments, source, stored);
   return {device_layout, segments, source, stored};
 }
 
@@ -72,30 +72,33 @@ void fused_update_cuda(Tensor grad_output, Tensor weights, std::vector<Tensor> s
   const OptimizerArguments arguments(optimizer, hyperparameters, max_gradient, stochastic_rounding,
                                      seed, step);
   const Layout layout = read_layout(table_layout, feature_table_map, arguments.state_count());
-  check_alignment(layout, arguments.infos);
+  const int at_once = columns_at_once(layout);
+  check_alignment(layout, arguments.infos, at_once);
   const DeviceLayout on_device = read_device_layout(device_layout, layout, weights);
-  const auto buffers = read_states(layout, arguments.infos, states, managed_states, weights);
+  const auto buffers =
+      read_states(layout, arguments.infos, states, managed_states, weights, at_once);
   const int64_t* scalars = read_step_scalars(step_scalars, hyperparameters.size(), weights);
   const TableArguments tables{weights, managed_weights, cache_weights, cache_locations};
   dispatch(indices, weights, [&]<class Index, class Weight>(Index*, Weight*) {
     const auto batch =
         read_batch<Index>(layout, {indices, offsets, per_sample_weights, feature_bags,
                                    gradient_offsets, pooling_from(pooling_mode), &weights});
-    check_gradient_shape(grad_output, layout, batch);
-    const auto placed = read_weights<Weight>(tables, layout, batch.lookups);
+    check_output_shape("grad_output", grad_output, layout, batch);
+    const auto placed = read_weights<Weight>(tables, layout, batch.lookups, at_once);
     if (batch.lookups == 0) {
       return;
     }
     const CurrentQueue queue(weights);
     Scratch scratch(weights);
-    const Tensor gradient = readable_gradient(grad_output, weights);
-    UpdateTask<Weight> task{sort_batch(queue.get(), scratch, layout, on_device, batch, gradient,
-                                       arguments.options.max_gradient),
-                            placed,
-                            {},
-                            layout.max_dim};
+    const Tensor gradient = readable_gradient(grad_output, weights, at_once);
+    UpdateTask<Weight> task{{}, placed, {}, layout.max_dim};
     std::copy(buffers.begin(), buffers.end(), task.states);
-    update_rows(queue.get(), task, arguments.options, scalars, scratch.take<char>(kStepSize));
+    dispatch_columns(at_once, [&]<int kAtOnce>(std::integral_constant<int, kAtOnce>) {
+      static_cast<SortedBatch&>(task) = sort_batch<kAtOnce>(
+          queue.get(), scratch, layout, on_device, batch, gradient, arguments.options.max_gradient);
+      update_rows<kAtOnce>(queue.get(), task, arguments.options, scalars,
+                           scratch.take<char>(kStepSize));
+    });
   });
 }
 
@@ -107,7 +110,8 @@ Tensor per_sample_weight_grad_cuda(
     std::optional<Tensor> managed_weights, std::optional<Tensor> cache_weights,
     std::optional<Tensor> cache_locations) {
   const Layout layout = read_layout_of_any(table_layout, feature_table_map);
-  check_alignment(layout, {});
+  const int at_once = columns_at_once(layout);
+  check_alignment(layout, {}, at_once);
   const DeviceLayout on_device = read_device_layout(device_layout, layout, weights);
   const int32_t* required = read_required(feature_requires_grad, layout, &weights);
   const TableArguments tables{weights, managed_weights, cache_weights, cache_locations};
@@ -118,18 +122,21 @@ Tensor per_sample_weight_grad_cuda(
         read_batch<Index>(layout, {indices, offsets, none, feature_bags, gradient_offsets,
                                    pooling_from(pooling_mode), &weights});
     STD_TORCH_CHECK(batch.pooling != Pooling::kNone, "per_sample_weights need pooling");
-    check_gradient_shape(grad_output, layout, batch);
-    const auto placed = read_weights<Weight>(tables, layout, batch.lookups);
+    check_output_shape("grad_output", grad_output, layout, batch);
+    const auto placed = read_weights<Weight>(tables, layout, batch.lookups, at_once);
     const CurrentQueue queue(weights);
     Scratch scratch(weights);
-    const Tensor gradient = readable_gradient(grad_output, weights);
-    GradientSource source = read_gradient(gradient, max_gradient_from(max_gradient));
+    const Tensor gradient = readable_gradient(grad_output, weights, at_once);
+    GradientSource source = read_gradient(gradient, max_gradient_from(max_gradient), at_once);
     const Lookups lookups = take_lookups(scratch, batch.lookups, layout, batch.has_scales());
-    find_lookups(queue.get(), on_device, batch, required, gradient.numel(), lookups);
     source.sources = lookups.sources;
     source.scales = lookups.scales;
-    per_sample_weight_grad(queue.get(), on_device, layout.max_dim, lookups, batch.lookups, source,
-                           placed, result.mutable_data_ptr<float>());
+    dispatch_columns(at_once, [&]<int kAtOnce>(std::integral_constant<int, kAtOnce>) {
+      find_lookups<kAtOnce>(queue.get(), on_device, batch, required, gradient.numel(), lookups);
+      per_sample_weight_grad<kAtOnce>(queue.get(), on_device, layout.max_dim, lookups,
+                                      batch.lookups, source, placed,
+                                      result.mutable_data_ptr<float>());
+    });
   });
   return result;
 }

@@ -30,4 +30,9 @@ Tensor per_sample_weight_grad_cuda(
     std::optional<Tensor> managed_weights, std::optional<Tensor> cache_weights,
     std::optional<Tensor> cache_locations);
 
+void lookup_cuda(Tensor output, Tensor weights, Tensor table_layout, Tensor feature_table_map,
+                 Tensor indices, Tensor offsets, std::optional<Tensor> per_sample_weights,
+                 int64_t pooling_mode, std::optional<Tensor> feature_bags,
+                 std::optional<Tensor> gradient_offsets, std::optional<Tensor> device_layout);
+
 }  // namespace torchrec_ext::cuda

@@ -47,7 +47,7 @@ __global__ void begin_step_kernel(const int64_t* step_scalars, Step<Optimizer>* 
 }
 
 // One row's part of an optimizer step, worked on by several lanes.
-template <class Optimizer, class Rounding>
+template <int kAtOnce, class Optimizer, class Rounding>
 class RowUpdater {
  public:
   using Weight = typename Rounding::WeightType;
@@ -57,7 +57,7 @@ class RowUpdater {
   // sums: where the row's gradient is kept between the reductions and the update, [max_dim] for each
   // group of lanes.
   __device__ __forceinline__ RowUpdater(const Optimizer& optimizer, const Rounding& rounding,
-                                        const UpdateTask<Weight>& task, const Lanes& lanes,
+                                        const UpdateTask<Weight>& task, const Lanes<kAtOnce>& lanes,
                                         float* sums)
       : optimizer_(optimizer), rounding_(rounding), task_(task), lanes_(lanes), sums_(sums) {}
 
@@ -97,10 +97,9 @@ class RowUpdater {
     }
   }
 
-  // A lane's four columns, as they were before the update, and their gradient.
+  // A lane's columns, as they were before the update, and their gradient.
   struct Part {
-    int column;
-    bool active;  // whether the row has these columns
+    LaneColumns<kAtOnce> columns;
     Columns weight;
     Columns gradient;
     float states[kColumnsPerLane][kMaxStates];
@@ -108,18 +107,17 @@ class RowUpdater {
 
   __device__ __forceinline__ Part part_at(int base) const {
     Part part{};
-    part.column = base + lanes_.first_column();
-    part.active = part.column < dim_;
+    part.columns = lanes_.columns_at(base, dim_);
     return part;
   }
 
   __device__ __forceinline__ void load(Part& part) const {
-    if (!part.active) {
+    if (!part.columns.any()) {
       return;
     }
-    part.weight = load_columns(weight_ + part.column);
+    part.weight = load_columns(weight_ + part.columns.first, part.columns);
     for (int k = 0; k < kColumnStates; ++k) {
-      const Columns state = load_columns(states_[k] + part.column);
+      const Columns state = load_columns(states_[k] + part.columns.first, part.columns);
       for (int v = 0; v < kColumnsPerLane; ++v) {
         part.states[v][k] = state.values[v];
       }
@@ -130,13 +128,12 @@ class RowUpdater {
   __device__ __forceinline__ Part read(int base) const {
     Part part = part_at(base);
     load(part);
-    part.gradient =
-        task_.source.sum_row(lanes_, task_.stored, begin_, end_, part.column, part.active);
+    part.gradient = task_.source.sum_row(lanes_, task_.stored, begin_, end_, part.columns);
     return part;
   }
 
   __device__ __forceinline__ void write(const Part& part, const Row& row) const {
-    if (!part.active) {
+    if (!part.columns.any()) {
       return;
     }
     Weight weights[kColumnsPerLane];
@@ -147,12 +144,12 @@ class RowUpdater {
       }
       const float updated =
           optimizer_.column(part.weight.values[v], part.gradient.values[v], states[v], row);
-      weights[v] = rounding_(updated, part.column + v);
+      weights[v] = rounding_(updated, part.columns.column(v));
     }
-    store_columns(weight_ + part.column, weights);
+    store_columns(weight_ + part.columns.first, weights, part.columns);
     for (int k = 0; k < kColumnStates; ++k) {
       const float state[kColumnsPerLane] = {states[0][k], states[1][k], states[2][k], states[3][k]};
-      store_columns(states_[k] + part.column, state);
+      store_columns(states_[k] + part.columns.first, state, part.columns);
     }
   }
 
@@ -191,8 +188,8 @@ class RowUpdater {
     for (int base = 0; base < dim_; base += lanes_.columns()) {
       const Part part = kFirst == 0 ? read(base) : read_again(base);
       add_terms<kFirst>(part, totals, partials);
-      if (kFirst == 0 && part.active) {
-        store_columns(sums_ + part.column, part.gradient.values);
+      if (kFirst == 0 && part.columns.any()) {
+        store_columns(sums_ + part.columns.first, part.gradient.values, part.columns);
       }
     }
     fold<kFirst>(partials, totals);
@@ -204,8 +201,8 @@ class RowUpdater {
   __device__ __forceinline__ Part read_again(int base) const {
     Part part = part_at(base);
     load(part);
-    if (part.active) {
-      part.gradient = load_columns(sums_ + part.column);
+    if (part.columns.any()) {
+      part.gradient = load_columns(sums_ + part.columns.first, part.columns);
     }
     return part;
   }
@@ -214,10 +211,12 @@ class RowUpdater {
   template <int kFirst>
   __device__ __forceinline__ void add_terms(const Part& part, const float* totals,
                                             float (&partials)[kSumsAtOnce][kColumnsPerLane]) const {
-    for (int k = 0; k < kSumsAtOnce && part.active; ++k) {
+    for (int k = 0; k < kSumsAtOnce && part.columns.any(); ++k) {
       for (int v = 0; v < kColumnsPerLane; ++v) {
-        partials[k][v] += reduce_term(optimizer_, kFirst + k, part.weight.values[v],
-                                      part.gradient.values[v], part.states[v], totals, dim_);
+        if (part.columns.has(v)) {
+          partials[k][v] += reduce_term(optimizer_, kFirst + k, part.weight.values[v],
+                                        part.gradient.values[v], part.states[v], totals, dim_);
+        }
       }
     }
   }
@@ -253,7 +252,7 @@ class RowUpdater {
   const Optimizer& optimizer_;
   Rounding rounding_;
   const UpdateTask<Weight>& task_;
-  const Lanes& lanes_;
+  const Lanes<kAtOnce>& lanes_;
   float* sums_;
   uint32_t begin_ = 0;
   uint32_t end_ = 0;
@@ -262,18 +261,18 @@ class RowUpdater {
   float* states_[kMaxStates] = {};
 };
 
-template <class Optimizer, class Rounding>
+template <int kAtOnce, class Optimizer, class Rounding>
 __global__ void __launch_bounds__(kBlockThreads, kMinBlocks)
     update_rows_kernel(const __grid_constant__ UpdateTask<typename Rounding::WeightType> task,
                        const Step<Optimizer>* step, Rounding rounding, int lane_count) {
-  const Lanes lanes = Lanes::of(lane_count);
+  const auto lanes = Lanes<kAtOnce>::of(lane_count);
   const Optimizer optimizer = step->optimizer;
   rounding.set_step(static_cast<uint64_t>(step->completed_updates));
   float* sums = nullptr;
   if constexpr (Optimizer::kReductions > 0) {
     sums = dynamic_shared<float>() + lanes.group_in_block() * task.max_dim;
   }
-  RowUpdater<Optimizer, Rounding> updater(optimizer, rounding, task, lanes, sums);
+  RowUpdater<kAtOnce, Optimizer, Rounding> updater(optimizer, rounding, task, lanes, sums);
   const int64_t rows = *task.segments.count;
   for (int64_t s = lanes.group(); s < rows; s += lanes.groups()) {
     updater.update(task.segments.begins[s], task.segments.end(s, rows));

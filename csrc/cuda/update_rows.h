@@ -11,7 +11,7 @@ inline constexpr size_t kStepSize = 256;
 // Updates every row of task.segments. `step` is kStepSize bytes of device memory; step_scalars, in
 // device memory, has the completed updates and the hyperparameters, while `options` only chooses the
 // optimizer's variant and the rounding.
-template <class Weight>
+template <int kAtOnce, class Weight>
 void update_rows(const Queue& queue, const UpdateTask<Weight>& task, const UpdateOptions& options,
                  const int64_t* step_scalars, void* step);
 

@@ -2,7 +2,7 @@
 
 namespace torchrec_ext::cuda {
 
-template void update_rows(const Queue&, const UpdateTask<BFloat16>&, const UpdateOptions&,
-                          const int64_t*, void*);
+template void update_rows<kColumnsPerLane>(const Queue&, const UpdateTask<BFloat16>&,
+                                           const UpdateOptions&, const int64_t*, void*);
 
 }  // namespace torchrec_ext::cuda

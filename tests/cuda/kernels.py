@@ -78,6 +78,7 @@ def in_place_of_the_cpu_kernels() -> Iterator[None]:
     both = SimpleNamespace(
         fused_update=shim.fused_update,
         per_sample_weight_grad=shim.per_sample_weight_grad,
+        lookup=shim.lookup,
         device_layout=torch.ops.torchrec_ext.device_layout,
         sort_lookups=torch.ops.torchrec_ext.sort_lookups,
         catch_up=torch.ops.torchrec_ext.catch_up,

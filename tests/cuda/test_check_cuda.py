@@ -19,7 +19,7 @@ SYMBOL = (
     "_ZN12torchrec_ext4cuda18update_rows_kernelINS_4FtrlILb1EEENS_15NearestRoundingIfEEEEv"
     "NS0_10UpdateTaskINT0_10WeightTypeEEEPKNS0_4StepIT_EES6_i"
 )
-FTRL = "torchrec_ext::cuda::update_rows_kernel<torchrec_ext::Ftrl<true>, torchrec_ext::{}<{}> >"
+FTRL = "torchrec_ext::cuda::update_rows_kernel<{}, torchrec_ext::Ftrl<true>, torchrec_ext::{}<{}> >"
 
 PTX = """
 .version 9.0
@@ -184,10 +184,10 @@ def test_finds_generic_addresses():
 @pytest.mark.parametrize(
     ("name", "stores", "scalars"),
     [
-        (FTRL.format("NearestRounding", "float"), {16: 3}, 2),
-        (FTRL.format("StochasticRounding", "c10::Half"), {16: 2, 8: 1}, 2),
-        ("torchrec_ext::cuda::(anonymous namespace)::store_sums_kernel", {16: 1}, 0),
-        ("torchrec_ext::cuda::per_sample_weight_grad_kernel<float>", {}, 1),
+        (FTRL.format(4, "NearestRounding", "float"), {16: 3}, 2),
+        (FTRL.format(4, "StochasticRounding", "c10::Half"), {16: 2, 8: 1}, 2),
+        ("torchrec_ext::cuda::(anonymous namespace)::store_sums_kernel<4>", {16: 1}, 0),
+        ("torchrec_ext::cuda::per_sample_weight_grad_kernel<4, float>", {}, 1),
     ],
 )
 def test_expects_accesses_by_weights_and_states(name, stores, scalars):
@@ -195,7 +195,39 @@ def test_expects_accesses_by_weights_and_states(name, stores, scalars):
     expected = expected_accesses(name, states)
     assert expected is not None
     assert (expected.stores, expected.scalars) == (stores, scalars)
-    assert expected.loads[16] >= 1
+    assert expected.loads[16] >= 1 and expected.vectors
+
+
+@pytest.mark.parametrize(
+    ("name", "stores", "loads", "scalars"),
+    [
+        (FTRL.format(1, "NearestRounding", "float"), {4: 12}, {4: 16, 2: 8}, None),
+        (FTRL.format(1, "NearestRounding", "c10::Half"), {4: 8, 2: 4}, {4: 12, 2: 12}, None),
+        ("torchrec_ext::cuda::store_sums_kernel<1>", {4: 4}, {4: 4, 2: 8}, None),
+        ("torchrec_ext::cuda::per_sample_weight_grad_kernel<1, float>", {}, {4: 8, 2: 8}, 1),
+        ("torchrec_ext::cuda::look_up_rows_kernel<long, float>", {4: 4, 2: 8}, {4: 4}, None),
+        ("torchrec_ext::cuda::look_up_rows_kernel<int, c10::Half>", {4: 4, 2: 8}, {2: 4}, None),
+    ],
+)
+def test_expects_single_columns_of_rows_of_any_width(name, stores, loads, scalars):
+    states = {"torchrec_ext::Ftrl<true>": States(per_column=2, per_row=1)}
+    expected = expected_accesses(name, states)
+    assert expected is not None
+    found = (expected.stores, expected.loads, expected.scalars, expected.vectors)
+    assert found == (stores, loads, scalars, False)
+
+
+def test_finds_vectors_where_columns_are_to_be_single():
+    expected = Expected(stores={}, loads={}, scalars=None, vectors=False)
+    halves = "ld.global.v2.u16 {%rs1, %rs2}, [%rd4]; ld.global.u16 %rs1, [%rd4];"
+    struct = "ld.global.v2.f32 {%f20, %f21}, [%rd1];"
+    assert [
+        fault.partition(", ")[0] for fault in access_faults(_kernel(halves + struct), expected)
+    ] == [
+        "1 accesses of 2 values of 2 bytes at once",
+        "2 accesses of 4 values of 4 bytes at once",
+        "1 stores of 16 bytes",
+    ]
 
 
 def test_expects_nothing_of_other_kernels():

@@ -63,7 +63,9 @@ def test_the_kernel_traps(changes: dict[str, Tensor], message: str, dtype, capfd
         dtype = torch.int64
     for name in ("indices", "offsets"):
         arguments[name] = arguments[name].to(dtype)
-    assert_refused(arguments, "the kernel find_lookups: .* calls __trap, at lookups.cu")
+    assert_refused(
+        arguments, "the kernel find_lookups: .* calls __trap, at (lookups.cu|batch_checks.h)"
+    )
     assert re.search(message, printed(capfd))
 
 
@@ -142,12 +144,16 @@ def _unaligned(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
 TABLES = torch.tensor([[3, 4, 0, 0, 0], [5, 8, 12, 12, 12]])
 BAD_FOR_KERNELS: list[tuple[dict[str, Any], str]] = [
     (
-        {"table_layout": torch.tensor([[3, 6, 0, 0, 0], [5, 8, 20, 20, 20]])},
-        "table 0 has dim 6; on CUDA dims are multiples of 4 up to 2048",
+        {"table_layout": torch.tensor([[3, 4, 0, 0, 0], [5, 2052, 12, 12, 12]])},
+        "table 1 has dim 2052; on CUDA dims are at most 2048",
     ),
     (
-        {"table_layout": torch.tensor([[3, 4, 0, 0, 0], [5, 2052, 12, 12, 12]])},
-        "table 1 has dim 2052; on CUDA dims",
+        {"table_layout": torch.tensor([[3, 3, 0, 0, 0], [5, 2049, 12, 12, 12]])},
+        "table 1 has dim 2049; on CUDA dims are at most 2048",
+    ),
+    (
+        {"table_layout": torch.tensor([[3, 4, 0, 0, 0], [5, 9, 12, 12, 12]])},
+        "linear of table 1 ends at element 57 of a buffer of 52",
     ),
     (
         {"table_layout": torch.tensor([[3, 4, 0, 0, 0], [4, 8, 14, 12, 12]])},

@@ -14,6 +14,7 @@ from torchrec_ext import ops
 
 from . import cases, kernels
 from .cases import Call, Case
+from .test_lookup import expected_of, look_up
 
 ROWS, DIM = 4_500_000, 1024  # 4.6e9 elements, of which only a few pages exist
 Allocate = Callable[[torch.dtype], Tensor]
@@ -98,6 +99,23 @@ def test_the_gradient(allocate: Allocate) -> None:
     expected = cases.weight_gradient(call, None, gradient=call.gradient.float())
     with kernels.in_place_of_the_cpu_kernels():
         assert cases.same_bits(cases.weight_gradient(large, None), expected)
+
+
+def test_a_gradient_that_is_too_large_for_rows_of_any_width(allocate: Allocate) -> None:
+    """Sources count elements there, in 32 bits."""
+    call = cases.make_call(Case("sgd", ((8, 3),), variable=True))
+    large = dataclasses.replace(call, gradient=allocate(torch.float16)[: 2**32 - 1])
+    with pytest.raises(RuntimeError, match="at most 4294967294 fit where a dim is no multiple"):
+        cases.update_on_cuda(large)
+    cases.update_on_cuda(dataclasses.replace(call, gradient=large.gradient[: 2**32 - 2]))
+
+
+def test_the_lookup(allocate: Allocate) -> None:
+    call = small_call("sgd", [7, 0, 3, 7, 3, 5])
+    large = dataclasses.replace(moved_to_the_end(call), weights=allocate(torch.float16))
+    large.weights[-call.weights.numel() :] = call.weights
+    assert cases.same_bits(look_up(large), look_up(call))
+    assert cases.same_bits(look_up(call), expected_of(call))
 
 
 TABLE_ROWS, TABLE_DIM = 2**20, 4

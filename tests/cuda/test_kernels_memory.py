@@ -18,6 +18,7 @@ from .cases import Call, Case
 pytestmark = pytest.mark.usefixtures("poisoned")
 
 SHAPES = ((11, 20), (3, 36), (7, 4), (0, 8), (9, 36))
+ANY_WIDTH = ((11, 20), (3, 35), (7, 1), (0, 8), (9, 37))
 FEATURES = (0, 1, 2, 0, 4, 3)
 STALE = 77.0  # what lies in managed memory where the row itself is in the cache
 
@@ -86,10 +87,11 @@ def expected_of(call: Call, placed: Placed) -> tuple[list[Tensor], Tensor]:
     return after, cache
 
 
+@pytest.mark.parametrize("shapes", [SHAPES, ANY_WIDTH])
 @pytest.mark.parametrize("first_managed", [1, 2, 4])
 @pytest.mark.parametrize("variant", ["sgd", "ftrl", "rowwise adagrad", "adam per row", "lamb"])
-def test_tables_in_managed_memory(variant: str, first_managed: int) -> None:
-    call = cases.make_call(Case(variant, SHAPES, FEATURES))
+def test_tables_in_managed_memory(variant: str, first_managed: int, shapes) -> None:
+    call = cases.make_call(Case(variant, shapes, FEATURES))
     placed = place(call, first_managed)
     tables = dataclasses.replace(placed.tables, cache_weights=None, cache_locations=None)
     cases.update_in(call, tables, placed.weights, placed.states)
@@ -104,7 +106,9 @@ def test_all_tables_in_managed_memory() -> None:
     cases.assert_same_memory(placed.tensors(), cases.update_on_cpu(call))
 
 
-@pytest.mark.parametrize("stride", [36, 44, 64])
+@pytest.mark.parametrize(
+    ("shapes", "stride"), [(SHAPES, 36), (SHAPES, 44), (SHAPES, 64), (ANY_WIDTH, 37)]
+)
 @pytest.mark.parametrize("order", [FORWARD, REVERSE, RANDOM])
 @pytest.mark.parametrize(
     ("variant", "weights", "stochastic"),
@@ -115,9 +119,9 @@ def test_all_tables_in_managed_memory() -> None:
         ("lamb", torch.float16, False),
     ],
 )
-def test_cached_rows(variant, weights, stochastic, order, stride) -> None:
+def test_cached_rows(variant, weights, stochastic, order, shapes, stride) -> None:
     """A cached row is updated in the cache, and nowhere else; the others in managed memory."""
-    case = Case(variant, SHAPES, FEATURES, weights=weights, stochastic=stochastic, weighted=True)
+    case = Case(variant, shapes, FEATURES, weights=weights, stochastic=stochastic, weighted=True)
     call = cases.make_call(case)
     looked_up = [row for row in call.rows.unique().tolist() if row >= 11]
     # Half of the rows looked up, and one that is not.
@@ -131,9 +135,10 @@ def test_cached_rows(variant, weights, stochastic, order, stride) -> None:
     assert cases.same_bits(placed.tables.cache_weights, cache)
 
 
+@pytest.mark.parametrize("shapes", [SHAPES, ANY_WIDTH])
 @pytest.mark.parametrize("weights", [torch.float32, torch.float16])
-def test_gradients_of_per_sample_weights_of_cached_rows(weights: torch.dtype) -> None:
-    call = cases.make_call(Case("sgd", SHAPES, FEATURES, weights=weights))
+def test_gradients_of_per_sample_weights_of_cached_rows(weights: torch.dtype, shapes) -> None:
+    call = cases.make_call(Case("sgd", shapes, FEATURES, weights=weights))
     expected = cases.weight_gradient(call, None)
     placed = place(call, 1, [row for row in call.rows.unique().tolist() if row >= 11][1::2])
     with kernels.in_place_of_the_cpu_kernels():

@@ -27,7 +27,7 @@ FACTORS = {
         "lamb",
     ),
     # 8, 16 and 32 lanes; with a tail, and in several goes.
-    "dims": ((8, 32), (36, 4), (100, 8), (516, 132)),
+    "dims": ((8, 32), (36, 4), (100, 8), (516, 132), (3, 7), (33, 8), (65, 2), (131, 515)),
     "weights": ((torch.float32, False), (torch.float16, True), (torch.bfloat16, False)),
     "order": ORDERS,
     "multiprocessors": (1, 4),
@@ -75,7 +75,9 @@ def test_any_two_features_together(with_detector, factors: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(("variant", "dim"), [("adagrad", 132), ("lamb", 36)])
+@pytest.mark.parametrize(
+    ("variant", "dim"), [("adagrad", 132), ("lamb", 36), ("adagrad", 7), ("lamb", 130)]
+)
 def test_rows_of_two_levels_of_sums(with_detector, variant: str, dim: int, order: int) -> None:
     segments = (1, 2, 33, 64, 1025, 3, 2100)
     assert with_detector(races_of, Case(variant, ((7, dim),)), segments, order) == ""

@@ -32,7 +32,7 @@ def shim():
         yield
 
 
-def _as_on_a_device(
+def as_on_a_device(
     module: TableBatchedEmbeddingBags, managed: tuple[int, ...] = ()
 ) -> TableBatchedEmbeddingBags:
     """Lets a module on the CPU take itself for one on a device.
@@ -40,7 +40,8 @@ def _as_on_a_device(
     FBGEMM's forward goes on reading the flat buffer on the host; the others are views of it: the
     tables before the first managed one are the device's, the rest is in managed memory.
     """
-    first = min(managed, default=len(SHAPES))
+    tables = len(module.embedding_specs)
+    first = min(managed, default=tables)
     for prefix in ("weights", *(state.name for state in module._states)):
         host = getattr(module, f"{prefix}_host").detach()
         offsets = getattr(module, f"{prefix}_physical_offsets")
@@ -54,7 +55,7 @@ def _as_on_a_device(
             f"{prefix}_physical_offsets",
             [offset - begin if offset >= begin and managed else offset for offset in offsets],
         )
-        placements = [1 if table >= first else 0 for table in range(len(SHAPES))]
+        placements = [1 if table >= first else 0 for table in range(tables)]
         setattr(module, f"{prefix}_physical_placements", placements)
     module.use_cpu = False
     module._register_layout()
@@ -79,7 +80,7 @@ def _pair(optimizer: OptimType, managed: tuple[int, ...] = (), **keywords):
     tables = random_tables(SHAPES)
     for module in modules:
         fill(module, tables)
-    return _as_on_a_device(modules[0], managed), modules[1]
+    return as_on_a_device(modules[0], managed), modules[1]
 
 
 @OPTIMIZERS

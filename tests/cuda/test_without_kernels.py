@@ -57,6 +57,11 @@ def test_per_sample_weight_grad() -> None:
         ops.per_sample_weight_grad(*_tensors(), None, pooling_mode=ops.POOLING_SUM)
 
 
+def test_lookup() -> None:
+    with FakeTensorMode(), pytest.raises(RuntimeError, match=f"lookup got tensors.*{HOW}"):
+        ops.lookup(*_tensors(), None, pooling_mode=ops.POOLING_SUM)
+
+
 def test_dense_mode_is_on_the_cpu_only() -> None:
     with pytest.raises(ValueError, match=r"tables \['user'\]: sparse_mode='dense'.*use 'lazy'"):
         TableBatchedEmbeddingBags(
@@ -67,10 +72,11 @@ def test_dense_mode_is_on_the_cpu_only() -> None:
         )
 
 
-def test_a_module() -> None:
+@pytest.mark.parametrize("dim", [4, 3])
+def test_a_module(dim) -> None:
     with pytest.raises(ValueError, match=f"table 'user' is on.*{HOW}"):
         TableBatchedEmbeddingBags(
-            [(3, 4, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)],
+            [(3, dim, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)],
             optimizer=OptimType.FTRL,
             table_names=["user"],
         )

@@ -128,3 +128,43 @@ class Case:
             None,
             pooling_mode=self.pooling_mode,
         ).cpu()
+
+    def run_lookup(self, device: str) -> Tensor:
+        """The output of the lookup, on the CPU."""
+        gradient, weights, _, layout, features, indices, offsets, weighted = self.tensors(device)
+        output = torch.empty_like(gradient)
+        ops.lookup(
+            output,
+            weights,
+            layout,
+            features,
+            indices,
+            offsets,
+            weighted,
+            pooling_mode=self.pooling_mode,
+        )
+        return output.cpu()
+
+    def looked_up(self) -> Tensor:
+        """The same, added up in float32, lookup by lookup."""
+        output = torch.zeros(self.gradient.shape)
+        first = 0
+        for table, (rows, dim) in enumerate(self.shapes):
+            start = int(self.layout[table, 2])
+            weights = self.weights[start : start + rows * dim].view(rows, dim).float()
+            for example in range(self.examples):
+                bag = table * self.examples + example
+                begin, end = self.offsets[bag : bag + 2].tolist()
+                looked_up = weights[self.indices[begin:end].long()]
+                if self.pooling_mode == ops.POOLING_NONE:
+                    output[begin:end] = looked_up
+                    continue
+                if self.per_sample_weights is not None:
+                    looked_up = looked_up * self.per_sample_weights[begin:end, None]
+                pooled = output[example, first : first + dim]
+                for row in looked_up:
+                    pooled += row
+                if self.pooling_mode == ops.POOLING_MEAN and end > begin:
+                    pooled /= end - begin
+            first += dim
+        return output.to(self.gradient.dtype)

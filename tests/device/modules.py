@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,10 +25,14 @@ CPU = (EmbeddingLocation.HOST, ComputeDevice.CPU)
 
 
 def _module(
-    optimizer: OptimType, location: EmbeddingLocation, device: ComputeDevice, **keywords: Any
+    optimizer: OptimType,
+    location: EmbeddingLocation,
+    device: ComputeDevice,
+    shapes: Sequence[tuple[int, int]] = SHAPES,
+    **keywords: Any,
 ) -> TableBatchedEmbeddingBags:
     return TableBatchedEmbeddingBags(
-        [(rows, dim, location, device) for rows, dim in SHAPES],
+        [(rows, dim, location, device) for rows, dim in shapes],
         optimizer=optimizer,
         **HYPERPARAMETERS[optimizer],
         **keywords,
@@ -42,7 +47,7 @@ def _pair(
         _module(optimizer, location, ComputeDevice.CUDA, **keywords),
         _module(optimizer, *CPU, **keywords),
     )
-    tables = random_tables(SHAPES)
+    tables = random_tables(keywords.get("shapes", SHAPES))
     for module in pair:
         fill(module, tables)
     return pair
@@ -52,13 +57,16 @@ def _batch(pooling: str = "sum", weighted: bool = False) -> Batch:
     return random_batch([rows for rows, _ in SHAPES], 64, 9, pooling=pooling, weighted=weighted)
 
 
+def _look_up(module: TableBatchedEmbeddingBags, batch: Batch, **keywords: Any) -> Tensor:
+    device = module.current_device
+    weights = None if batch.weights is None else batch.weights.to(device)
+    return module(batch.indices.to(device), batch.offsets.to(device), weights, **keywords)
+
+
 def _step(
     module: TableBatchedEmbeddingBags, batch: Batch, gradient: Tensor, **keywords: Any
 ) -> None:
-    device = module.current_device
-    weights = None if batch.weights is None else batch.weights.to(device)
-    output = module(batch.indices.to(device), batch.offsets.to(device), weights, **keywords)
-    output.backward(gradient.to(device))
+    _look_up(module, batch, **keywords).backward(gradient.to(module.current_device))
 
 
 def _assert_same(on_device: TableBatchedEmbeddingBags, on_cpu: TableBatchedEmbeddingBags) -> None:
@@ -86,6 +94,27 @@ def check_against_cpu(optimizer: OptimType, pooling: str, weights_precision: str
         for module in pair:
             _step(module, batch, gradient)
             module.set_learning_rate(module.get_learning_rate() * 0.5)
+    _assert_same(*pair)
+
+
+def check_any_width(optimizer: OptimType, pooling: str, weights_precision: str) -> None:
+    """Dims that are no multiples of 4: the lookup is ours, the bits of the update the CPU's."""
+    shapes = [(50, 3), (3, 64), (2000, 7), (31, 1)]
+    if pooling == "none":
+        shapes = [(50, 7), (3, 7), (2000, 7), (31, 7)]
+    pair = _pair(
+        optimizer,
+        shapes=shapes,
+        pooling_mode=POOLING[pooling],
+        weights_precision=PRECISIONS[weights_precision],
+    )
+    for _ in range(STEPS):
+        batch = _batch(pooling, weighted=pooling == "sum")
+        outputs = [_look_up(module, batch) for module in pair]
+        torch.testing.assert_close(outputs[0].cpu(), outputs[1], rtol=1e-5, atol=1e-5)
+        gradient = torch.randn(outputs[1].shape)
+        for output in outputs:
+            output.backward(gradient.to(output.device))
     _assert_same(*pair)
 
 

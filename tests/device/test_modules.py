@@ -28,6 +28,13 @@ def test_the_cpus_bits(optimizer, pooling, weights_precision) -> None:
 
 
 @OPTIMIZERS
+@pytest.mark.parametrize("pooling", ["sum", "mean", "none"])
+@pytest.mark.parametrize("weights_precision", ["fp32", "fp16"])
+def test_any_width(optimizer, pooling, weights_precision) -> None:
+    modules.check_any_width(optimizer, pooling, weights_precision)
+
+
+@OPTIMIZERS
 def test_variable_batch_sizes(optimizer) -> None:
     modules.check_variable_batches(optimizer)
 

@@ -72,9 +72,39 @@ def test_without_pooling(optimizer) -> None:
 
 
 @OPTIMIZERS
-@pytest.mark.parametrize("dim", [4, 28, 32, 36, 64, 132, 516, 2048])
+@pytest.mark.parametrize(
+    "dim", [4, 28, 32, 36, 64, 132, 516, 2048, 1, 2, 3, 5, 6, 7, 9, 33, 65, 131, 2047]
+)
 def test_dims(optimizer, dim) -> None:
     _check(Case(optimizer, shapes=[(30, dim), (5, 4)], hot=200))
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
+def test_rows_of_any_width(optimizer, weight_dtype) -> None:
+    shapes = [(50, 3), (3, 36), (2000, 65), (31, 1)]
+    case = Case(optimizer, shapes=shapes, weight_dtype=weight_dtype, hot=1100, weighted=True)
+    _check(case)
+    assert torch.equal(case.run_weight_gradient("cuda"), case.run_weight_gradient("cpu"))
+
+
+@pytest.mark.parametrize("pooling_mode", [ops.POOLING_SUM, ops.POOLING_MEAN, ops.POOLING_NONE])
+@pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("output_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64], ids=str)
+def test_lookup(pooling_mode, weight_dtype, output_dtype, index_dtype) -> None:
+    pooled = pooling_mode != ops.POOLING_NONE
+    case = Case(
+        OptimType.EXACT_SGD,
+        shapes=[(50, 3), (3, 36), (2000, 65), (31, 1)] if pooled else [(50, 35), (9, 35)],
+        weight_dtype=weight_dtype,
+        gradient_dtype=output_dtype,
+        index_dtype=index_dtype,
+        pooling_mode=pooling_mode,
+        weighted=pooled,
+        hot=70,
+    )
+    assert torch.equal(case.run_lookup("cuda"), case.looked_up())
 
 
 @OPTIMIZERS

@@ -233,20 +233,23 @@ def test_mean_pooling_under_grid_shard_is_refused(optimizer):
         run_on_ranks(2, build)
 
 
-def test_a_width_that_cuda_cannot_look_up_is_refused_by_table():
+def test_a_width_that_cuda_looks_up_in_device_memory_only_is_refused_by_table():
     def build() -> None:
         tables = (models.BAG_TABLES[0], models.Table("odd", 8, 6, ("f1",)))
         model = models.Model(tables)
         sharder = EmbeddingBagCollectionSharder(FTRL)
         sharding_plan = models.plan_for(model, [sharder], "table_wise", tables)
         for sharding in next(iter(sharding_plan.plan.values())).values():
+            sharding.compute_kernel = "fused_uvm_caching"
             for part in sharding.sharding_spec.shards:
                 part.placement = _remote_device("rank:0/cuda:0")
         models.shard(model, [sharder], sharding_plan)
 
-    with pytest.raises(PlanError, match="^table 'odd': a shard of 6 columns; on CUDA") as caught:
+    with pytest.raises(PlanError, match="^table 'odd': a shard of 6 columns with") as caught:
         run_on_ranks(1, build)
-    assert "'t0'" not in str(caught.value)
+    message = str(caught.value)
+    assert "'t0'" not in message
+    assert "kernel 'fused_uvm_caching'" in message and "compute_kernels=['fused']" in message
 
 
 @pytest.mark.parametrize(("pooled", "whose"), SHARDERS)

@@ -13,10 +13,9 @@ from torchrec_ext.train.report import (
     format_results,
     make_run_folder,
     summarise,
-    total_of,
     write_results,
 )
-from torchrec_ext.train.tables import ZeroCount
+from torchrec_ext.train.tables import ZeroCount, total_of
 
 ZEROS = {
     "wide_a": ZeroCount(touched_zeros=2, touched=8, zeros=6, total=12),

@@ -32,7 +32,7 @@ DATA = "00c0ffee"
 
 
 def _progress(step: int = 7) -> Progress:
-    return Progress(step, 2, DATA, CONFIG.model_dump(mode="json"), {}, History().to_json())
+    return Progress(step, 2, DATA, CONFIG.model_dump(mode="json"), History().to_json())
 
 
 def _save(run: Path, step: int) -> Path:

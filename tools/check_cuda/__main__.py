@@ -73,7 +73,7 @@ def check_ptx(setup: ModuleType, units: Iterable[Unit]) -> list[str]:
         if not any(family in name for name in names.values()):
             faults.append(f"no kernel is called {family}, so that its accesses were not checked")
     optimizers = {
-        template_arguments(name)[0] for name in names.values() if "update_rows_kernel<" in name
+        template_arguments(name)[1] for name in names.values() if "update_rows_kernel<" in name
     }
     states = count_states(setup, optimizers)
     for path, found in by_file.items():

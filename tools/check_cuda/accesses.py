@@ -1,4 +1,8 @@
-"""Checks on PTX that kernels move columns in vectors: four values at once, of 4 or of 2 bytes."""
+"""Checks on PTX of how kernels move columns.
+
+Four values at once, of 4 or of 2 bytes; one by one in the kernels for rows of any width, where a
+vector would not be aligned.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,12 @@ _COLUMNS = 4
 FLOATS = 4 * _COLUMNS
 HALVES = 2 * _COLUMNS
 
-COLUMN_KERNELS = ("update_rows_kernel", "store_sums_kernel", "per_sample_weight_grad_kernel")
+COLUMN_KERNELS = (
+    "update_rows_kernel",
+    "store_sums_kernel",
+    "per_sample_weight_grad_kernel",
+    "look_up_rows_kernel",
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +50,15 @@ class Expected:
         stores: The least number of stores of so many bytes at once. All others are forbidden, but
             for scalars.
         loads: The least number of loads of so many bytes at once.
-        scalars: The most stores of a single float32: row-wise states, and sums over a row.
+        scalars: The most stores of a single float32: row-wise states, and sums over a row. None:
+            any number.
+        vectors: Whether four columns are moved at once. If not, no two are.
     """
 
     stores: dict[int, int]
     loads: dict[int, int]
-    scalars: int = 0
+    scalars: int | None = 0
+    vectors: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,20 +118,40 @@ def expected_accesses(name: str, states: dict[str, States]) -> Expected | None:
         states: The states of each optimizer's type.
     """
     family = name.partition("<")[0].rpartition("::")[2]
+    if family not in COLUMN_KERNELS:
+        return None
     arguments = template_arguments(name)
-    weight = FLOATS if name.replace(" ", "").endswith(("<float>", "<float>>")) else HALVES
+    weight = FLOATS if name.replace(" ", "").endswith(("<float>>", ",float>")) else HALVES
+    if family == "look_up_rows_kernel" or arguments[0] == "1":
+        return _one_by_one(family, arguments, weight // _COLUMNS, states)
     # Gradients may have any dtype, so that loads of either width are always there.
     loads = Counter({FLOATS: 1, HALVES: 2})
     if family == "update_rows_kernel":
-        of_optimizer = states[arguments[0]]
+        of_optimizer = states[arguments[1]]
         columns = Counter({weight: 1}) + Counter({FLOATS: of_optimizer.per_column})
         # There is code for narrow rows and code for wide ones.
         return Expected(dict(columns), dict(loads + columns), 2 * of_optimizer.per_row)
     if family == "per_sample_weight_grad_kernel":
         return Expected({}, dict(loads + Counter({weight: 1})), 1)
+    return Expected({FLOATS: 1}, dict(loads), 0)
+
+
+def _one_by_one(
+    family: str, arguments: list[str], weight: int, states: dict[str, States]
+) -> Expected:
+    """The same for a kernel of rows of any width; ``weight`` is the size of an element."""
+    # A lane's columns are as many as elsewhere. Gradients and outputs may have any dtype.
+    outputs = Counter({FLOATS // _COLUMNS: _COLUMNS, HALVES // _COLUMNS: 2 * _COLUMNS})
+    weights = Counter({weight: _COLUMNS})
+    if family == "update_rows_kernel":
+        of_optimizer = states[arguments[1]]
+        columns = weights + Counter({4: _COLUMNS * of_optimizer.per_column})
+        return Expected(dict(columns), dict(outputs + columns), None, vectors=False)
+    if family == "look_up_rows_kernel":
+        return Expected(dict(outputs), dict(weights), None, vectors=False)
     if family == "store_sums_kernel":
-        return Expected({FLOATS: 1}, dict(loads), 0)
-    return None
+        return Expected({4: _COLUMNS}, dict(outputs), None, vectors=False)
+    return Expected({}, dict(outputs + weights), 1, vectors=False)
 
 
 def _parameter_pointers(function: Function) -> set[str]:
@@ -152,11 +184,29 @@ def _split_vectors(function: Function, accesses: Iterable[Access]) -> list[str]:
     ]
 
 
+def _vectors(function: Function, accesses: Iterable[Access]) -> list[str]:
+    """Several values at one address, but for the fields of a parameter's struct."""
+    parameters = _parameter_pointers(function)
+    found = Counter(
+        (access.size, access.value_size)
+        for access in accesses
+        if access.size > access.value_size and access.base not in parameters
+    )
+    return [
+        f"{count} accesses of {size // value_size} values of {value_size} bytes at once, expected "
+        "single ones: rows of any width are not aligned"
+        for (size, value_size), count in sorted(found.items())
+    ]
+
+
 def access_faults(function: Function, expected: Expected) -> list[str]:
     """Accesses to columns that are missing, narrower than they should be, or too many."""
     loads = global_accesses(function, ("ld", "ldu"))
     stores = global_accesses(function, ("st",))
-    faults = _split_vectors(function, loads)
+    if expected.vectors:
+        faults = _split_vectors(function, loads)
+    else:
+        faults = _vectors(function, [*loads, *stores])
     for what, accesses, least in (
         ("load", loads, expected.loads),
         ("store", stores, expected.stores),
@@ -168,7 +218,7 @@ def access_faults(function: Function, expected: Expected) -> list[str]:
             if sizes[size] < count
         ]
     sizes = Counter(access.size for access in stores)
-    if sizes[4] > expected.scalars:
+    if expected.scalars is not None and sizes[4] > expected.scalars:
         faults.append(f"{sizes[4]} stores of single float32s, expected up to {expected.scalars}")
     faults += [
         f"{count} stores of {size} bytes, expected none"
@@ -176,7 +226,7 @@ def access_faults(function: Function, expected: Expected) -> list[str]:
         if size != 4 and size not in expected.stores
     ]
     narrow = sum(access.size < 4 for access in loads)
-    if narrow > 0:
+    if expected.vectors and narrow > 0:
         faults.append(f"{narrow} loads of less than 4 bytes, expected none")
     return faults
 

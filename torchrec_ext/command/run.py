@@ -91,6 +91,24 @@ def run(kind: type[Kind], arguments: argparse.Namespace, work: Callable[[Kind, R
         return EXIT_LOST_RANK
 
 
+def run_alone(work: Callable[[], int]) -> int:
+    """Do work that takes one process and no configuration.
+
+    Args:
+        work: Gives the exit code.
+
+    Returns:
+        The exit code of ``work``, or 2 after an error that the user can correct.
+    """
+    _configure_logging()
+    PACKAGE_LOGGER.setLevel(logging.INFO)
+    try:
+        return work()
+    except UserError as error:
+        LOGGER.error("%s", error)
+        return EXIT_USER_ERROR
+
+
 def _run_on(
     ranks: Ranks,
     kind: type[Kind],

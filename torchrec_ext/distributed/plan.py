@@ -16,7 +16,8 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import PoolingType
 
-from torchrec_ext import cuda, optim
+from torchrec_ext import optim
+from torchrec_ext.any_width import FBGEMM_WIDTH
 from torchrec_ext.distributed.table_optimizers import named
 from torchrec_ext.optim_type import OptimType
 
@@ -140,16 +141,19 @@ def _table_problem(info: EmbeddingShardingInfo, optimizer: OptimType) -> str | N
 
 
 def _width_problem(table: str, sharding: ParameterSharding) -> str | None:
-    """On the CPU shards have any width; FBGEMM's lookup on CUDA reads four columns at a time."""
+    """Any width is right on the CPU and in a device's memory, not in that which it shares."""
+    if sharding.compute_kernel == KERNELS[0]:
+        return None
     for shard in sharding.sharding_spec.shards:
         width, place = shard.shard_sizes[1], shard.placement
         on_device = place is not None and place.device().type != "cpu"
-        if on_device and width % cuda.COLUMNS_PER_LANE != 0:
+        if on_device and width % FBGEMM_WIDTH != 0:
             return (
-                f"table {table!r}: a shard of {width} columns; on CUDA widths are multiples of "
-                f"{cuda.COLUMNS_PER_LANE}. Choose an embedding_dim that is one and, for column "
-                "shards, ParameterConstraints(min_partition=...) that is one too, or shard the "
-                "table on the CPU, where any width is right"
+                f"table {table!r}: a shard of {width} columns with compute kernel "
+                f"{sharding.compute_kernel!r}; on CUDA widths that are no multiple of "
+                f"{FBGEMM_WIDTH} need {KERNELS[0]!r}: set ParameterConstraints(compute_kernels="
+                f"{list(KERNELS[:1])}) for it, or choose an embedding_dim that is a multiple and, "
+                "for column shards, ParameterConstraints(min_partition=...) that is one too"
             )
     return None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ class Progress:
         data: ``Split.fingerprint`` of its data.
         config: The resolved configuration.
         history: ``History.to_json`` of what happened.
+        features: The data's features in their order; empty in checkpoints of older versions.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Progress:
     data: str
     config: dict[str, Any]
     history: dict[str, Any]
+    features: list[str] = field(default_factory=list)
 
 
 class Checkpoints:
@@ -72,6 +74,7 @@ class Checkpoints:
         self._parent = parent
         self._config = config
         self._data = split.fingerprint()
+        self._features = list(split.train.features)
         self._distributed = distributed
         self._ranks = ranks
 
@@ -101,6 +104,7 @@ class Checkpoints:
             self._data,
             self._config.model_dump(mode="json"),
             history.to_json(),
+            self._features,
         )
         state = state_of(self._distributed, touched.on_any_rank(self._ranks), self._ranks.rank)
         partial = self._on_first(lambda: checkpoint_folder.begin(self._parent, step))
@@ -140,11 +144,9 @@ def read_progress(folder: Path) -> Progress:
         History.from_json(progress.history)
         return progress
     except OSError as error:
-        raise UserError(f"cannot resume: {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"cannot resume: {path} is damaged or of another version of this program"
-        ) from error
+        raise UserError(f"{path} is damaged or of another version of this program") from error
 
 
 def restore(

@@ -94,6 +94,28 @@ def is_name(path: Path) -> bool:
     return _NAME.fullmatch(path.name) is not None
 
 
+def find(folder: Path, label: str) -> Path:
+    """Find the checkpoint that a folder stands for.
+
+    Args:
+        folder: A checkpoint, which stands for itself, or a run folder, for its newest one.
+        label: What to begin errors with.
+
+    Raises:
+        UserError: There is no complete checkpoint.
+    """
+    if is_name(folder):
+        found = problem(folder)
+        if found is not None:
+            raise UserError(f"{label}: not a complete checkpoint: {found}")
+        return folder
+    parent = folder / CHECKPOINTS
+    checkpoints = complete(parent)
+    if not checkpoints:
+        raise UserError(f"{label}: there is no complete checkpoint in {parent}")
+    return checkpoints[-1]
+
+
 def problem(folder: Path) -> str | None:
     """Say why a folder is no complete checkpoint; None if it is one."""
     try:

@@ -107,6 +107,8 @@ class TrainConfig(Section):
     """How long and in which portions to train; ``batch_size`` counts the examples of all ranks.
 
     ``abort_seconds``: within this time of an error on one rank all others end as well.
+
+    Zero weights are counted in every evaluation, and after every ``zeros_every_steps`` steps.
     """
 
     batch_size: Count = 512
@@ -114,6 +116,7 @@ class TrainConfig(Section):
     max_steps: Count | None = None
     shuffle: bool = True
     abort_seconds: float = Field(10.0, gt=0, le=1e6)
+    zeros_every_steps: Count | None = None
 
 
 class ShardingConfig(Section):

@@ -25,6 +25,19 @@ class Evaluation:
     zeros: dict[str, ZeroCount]
 
 
+@dataclass(frozen=True)
+class CountedZeros:
+    """The exactly-zero weights between two evaluations.
+
+    Attributes:
+        step: Steps done.
+        zeros: Exactly-zero weights by table.
+    """
+
+    step: int
+    zeros: dict[str, ZeroCount]
+
+
 @dataclass
 class History:
     """What happened during training; equal on every rank.
@@ -34,12 +47,20 @@ class History:
         evaluations: One after every epoch; an interrupted run has none for its last epoch.
         seconds: Time spent in training steps, without evaluations and checkpoints.
         zeros: Exactly-zero weights by table when training ended, also after an interruption.
+        counted: What ``train.zeros_every_steps`` asked for.
     """
 
     losses: list[float] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     seconds: float = 0.0
     zeros: dict[str, ZeroCount] = field(default_factory=dict)
+    counted: list[CountedZeros] = field(default_factory=list)
+
+    def zeros_over_steps(self) -> list[CountedZeros]:
+        """Give every count of zeros, those of evaluations too, by step; one for a step."""
+        both: list[CountedZeros | Evaluation] = [*self.counted, *self.evaluations]
+        counts = {each.step: each.zeros for each in both}
+        return [CountedZeros(step, counts[step]) for step in sorted(counts)]
 
     def to_json(self) -> dict[str, Any]:
         """Give the content as JSON's types; ``from_json`` gets every bit of it back."""
@@ -60,6 +81,11 @@ class History:
             ],
             seconds=content["seconds"],
             zeros=_zeros(content["zeros"]),
+            # Checkpoints of the first version have none.
+            counted=[
+                CountedZeros(each["step"], _zeros(each["zeros"]))
+                for each in content.get("counted", [])
+            ],
         )
 
 

@@ -31,9 +31,9 @@ from torchrec_ext.train.checkpoint import Checkpoints, Progress, restore
 from torchrec_ext.train.config import Config, TrainConfig
 from torchrec_ext.train.data import Batch, RankSlices, Split
 from torchrec_ext.train.distribute import Distributed
-from torchrec_ext.train.history import Evaluation, History
+from torchrec_ext.train.history import CountedZeros, Evaluation, History
 from torchrec_ext.train.metrics import QualityMeter
-from torchrec_ext.train.tables import TouchedRows, ZeroCount, count_zeros
+from torchrec_ext.train.tables import WIDE, TouchedRows, ZeroCount, count_zeros, total_of
 
 LOGGER = logging.getLogger(__name__)
 # Weight of the past in the loss that the progress bar shows.
@@ -124,14 +124,29 @@ class Trainer:
         for batch in islice(batches, steps - done):
             loss = self._step(batch)
             smooth = loss if math.isnan(smooth) else LOSS_DECAY * smooth + (1 - LOSS_DECAY) * loss
-            progress.set_postfix(loss=f"{smooth:.4f}", refresh=False)
+            progress.set_postfix(loss=f"{smooth:.4f}", **self._zeros_shown(), refresh=False)
             progress.update(train.batch_size)
             self.history.seconds += time.perf_counter() - start
+            self._count_zeros_if_due()
             if self._due(steps):
                 self._save()
             if self._stop.signal is not None:
                 break
             start = time.perf_counter()
+
+    def _count_zeros_if_due(self) -> None:
+        """Count zeros between evaluations where the configuration asks for it."""
+        every, step = self._config.train.zeros_every_steps, len(self.history.losses)
+        if every is not None and step % every == 0:
+            self.history.counted.append(CountedZeros(step, self.count_zeros()))
+
+    def _zeros_shown(self) -> dict[str, str]:
+        """Give the newest share of zeros among touched wide weights for the progress bar."""
+        counts = [each[-1] for each in (self.history.counted, self.history.evaluations) if each]
+        if not counts:
+            return {}
+        newest = max(counts, key=lambda count: count.step)
+        return {"zeros": f"{total_of(newest.zeros, WIDE).touched_share:.1%}"}
 
     def _due(self, steps: int) -> bool:
         """Whether to save after this step, which the last of a run always asks for."""

@@ -7,16 +7,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchrec_ext.command.config_file import dump_config
 from torchrec_ext.command.errors import UserError
 from torchrec_ext.text_table import format_table
 from torchrec_ext.train.config import Config
 from torchrec_ext.train.loop import History
-from torchrec_ext.train.tables import ZeroCount
+from torchrec_ext.train.tables import DEEP, FACTOR, WIDE, ZeroCount, total_of
 
-WIDE, DEEP, FACTOR = "wide_", "deep_", "factor_"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 def make_run_folder(output: str | None, name: str) -> Path:
@@ -82,12 +83,6 @@ def summarise(config: Config, history: History) -> dict[str, Any]:
         }
         for evaluation in history.evaluations
     ]
-    zeros = {
-        **history.zeros,
-        "all_wide": total_of(history.zeros, WIDE),
-        "all_deep": total_of(history.zeros, DEEP),
-        "all_factor": total_of(history.zeros, FACTOR),
-    }
     return {
         "steps": len(history.losses),
         "examples": examples,
@@ -97,22 +92,20 @@ def summarise(config: Config, history: History) -> dict[str, Any]:
         "evaluation": evaluations[-1] if evaluations else None,
         "evaluations": evaluations,
         "zeros": {
-            table: {
-                **asdict(count),
-                "touched_share": count.touched_share,
-                "share": count.share,
-            }
-            for table, count in zeros.items()
-            if count.total
+            table: {**asdict(count), **_shares(count)}
+            for table, count in _with_totals(history.zeros).items()
         },
+        "zero_shares": [
+            {
+                "step": each.step,
+                "tables": {
+                    table: _shares(count) for table, count in _with_totals(each.zeros).items()
+                },
+            }
+            for each in history.zeros_over_steps()
+        ],
         "losses": history.losses,
     }
-
-
-def total_of(zeros: Mapping[str, ZeroCount], prefix: str) -> ZeroCount:
-    """Add up the tables whose names start with ``prefix``."""
-    counts = [count for table, count in zeros.items() if table.startswith(prefix)]
-    return sum(counts, start=ZeroCount(0, 0, 0, 0))
 
 
 def format_results(config: Config, history: History, order: Sequence[str]) -> str:
@@ -167,14 +160,36 @@ def draw_curves(path: Path, config: Config, history: History) -> None:
     known = [e for e in history.evaluations if e.quality.auc is not None]
     auc_axes.plot([e.step for e in known], [e.quality.auc for e in known], "o-")
     auc_axes.set(title=f"{held_out} AUC", xlabel="step")
-    for prefix, label in ((WIDE, "wide"), (DEEP, "deep"), (FACTOR, "factors")):
-        totals = [total_of(evaluation.zeros, prefix) for evaluation in history.evaluations]
-        if any(total.total for total in totals):
-            zero_axes.plot(steps, [total.touched_share for total in totals], "o-", label=label)
-            zero_axes.legend()
-    zero_axes.set(title="zeros among touched weights", xlabel="step", ylim=(-0.02, 1.02))
+    draw_zeros(zero_axes, history)
     figure.suptitle(config.name)
     figure.savefig(path, dpi=120)
+
+
+def draw_zeros(axes: Axes, history: History) -> None:
+    """Draw the share of zeros among touched weights over the steps, a line for each kind of table.
+
+    Args:
+        axes: Where to draw.
+        history: What happened.
+    """
+    counts = history.zeros_over_steps()
+    for prefix, label in ((WIDE, "wide"), (DEEP, "deep"), (FACTOR, "factors")):
+        totals = [total_of(count.zeros, prefix) for count in counts]
+        if any(total.total for total in totals):
+            shares = [total.touched_share for total in totals]
+            axes.plot([count.step for count in counts], shares, "o-", label=label)
+            axes.legend()
+    axes.set(title="zeros among touched weights", xlabel="step", ylim=(-0.02, 1.02))
+
+
+def _with_totals(zeros: Mapping[str, ZeroCount]) -> dict[str, ZeroCount]:
+    """Add the totals of all kinds of tables that there are."""
+    totals = {f"all_{kind.rstrip('_')}": total_of(zeros, kind) for kind in (WIDE, DEEP, FACTOR)}
+    return {table: count for table, count in {**zeros, **totals}.items() if count.total}
+
+
+def _shares(count: ZeroCount) -> dict[str, float]:
+    return {"touched_share": count.touched_share, "share": count.share}
 
 
 def _zero_row(name: str, count: ZeroCount) -> list[str]:

@@ -20,6 +20,7 @@ FREE_KEYS = (
     "train.epochs",
     "train.max_steps",
     "train.abort_seconds",
+    "train.zeros_every_steps",
     "sharding.",
     "checkpoint.",
 )
@@ -56,17 +57,11 @@ def find_resume_point(resume: str, output: str | None) -> ResumePoint:
             "--resume needs a folder: --resume RUN, a checkpoint, or --output RUN beside it"
         )
     folder = Path(resume or output or "")
-    if checkpoint_folder.is_name(folder):
-        problem = checkpoint_folder.problem(folder)
-        if problem is not None:
-            raise UserError(f"--resume {folder}: not a complete checkpoint: {problem}")
-        return ResumePoint(folder, None, read_progress(folder))
-    parent = folder / checkpoint_folder.CHECKPOINTS
-    found = checkpoint_folder.complete(parent)
-    if not found:
-        raise UserError(f"--resume {folder}: there is no complete checkpoint in {parent}")
+    found = checkpoint_folder.find(folder, f"--resume {folder}")
+    # A single checkpoint is its own, and gets a run folder of its own.
     same = output is None or Path(output).resolve() == folder.resolve()
-    return ResumePoint(found[-1], folder if same else None, read_progress(found[-1]))
+    run = folder if found != folder and same else None
+    return ResumePoint(found, run, read_progress(found))
 
 
 def check_resumable(point: ResumePoint, config: Config, data: str, steps: int) -> None:

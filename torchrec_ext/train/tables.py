@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import nn
@@ -15,6 +15,8 @@ from torchrec_ext.command.ranks import Ranks
 # Rows drawn at once: bounds the memory of initialisation, and must not change, or seeds would
 # give other weights.
 BLOCK_ROWS = 8192
+# What the names of tables start with.
+WIDE, DEEP, FACTOR = "wide_", "deep_", "factor_"
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,12 @@ class ZeroCount:
     def share(self) -> float:
         """Share of zeros among all weights."""
         return self.zeros / self.total if self.total else 0.0
+
+
+def total_of(zeros: Mapping[str, ZeroCount], prefix: str) -> ZeroCount:
+    """Add up the tables whose names start with ``prefix``."""
+    counts = [count for table, count in zeros.items() if table.startswith(prefix)]
+    return sum(counts, start=ZeroCount(0, 0, 0, 0))
 
 
 def sharded_tables(model: nn.Module) -> list[tuple[str, ShardedTensor]]:
@@ -148,6 +156,18 @@ class TouchedRows:
         return dict(zip(self._masks, parts, strict=True))
 
 
+def count_zeros_of(weight: torch.Tensor, touched: torch.Tensor) -> ZeroCount:
+    """Count the exactly-zero weights of a table or a shard.
+
+    Args:
+        weight: ``[rows, columns]``.
+        touched: ``[rows]`` bool.
+    """
+    zero = weight == 0
+    touched_weights = int(touched.sum()) * zero.shape[1]
+    return ZeroCount(int(zero[touched].sum()), touched_weights, int(zero.sum()), zero.numel())
+
+
 def count_zeros(
     model: nn.Module, touched: Mapping[str, torch.Tensor], ranks: Ranks
 ) -> dict[str, ZeroCount]:
@@ -161,15 +181,10 @@ def count_zeros(
     Returns:
         Counts by table name.
     """
-    counts = {table: [0, 0, 0, 0] for table, _ in sharded_tables(model)}
+    counts = {table: ZeroCount(0, 0, 0, 0) for table, _ in sharded_tables(model)}
     for shard in local_shards(model):
         feature = shard.table.partition("_")[2]
         mask = touched[feature][shard.first_row : shard.first_row + shard.weight.shape[0]]
-        zero = shard.weight == 0
-        touched_zeros, rows = int(zero[mask].sum()), int(mask.sum())
-        found = (touched_zeros, rows * zero.shape[1], int(zero.sum()), zero.numel())
-        counts[shard.table] = [
-            before + number for before, number in zip(counts[shard.table], found, strict=True)
-        ]
-    sums = iter(ranks.sum(*(float(number) for table in counts for number in counts[table])))
+        counts[shard.table] += count_zeros_of(shard.weight, mask)
+    sums = iter(ranks.sum(*(float(n) for count in counts.values() for n in astuple(count))))
     return {table: ZeroCount(*(int(next(sums)) for _ in range(4))) for table in counts}

@@ -1,0 +1,8 @@
+#include "launch_update.h"
+
+namespace torchrec_ext::cuda {
+
+template void update_rows<1>(const Queue&, const UpdateTask<float>&, const UpdateOptions&,
+                             const int64_t*, void*);
+
+}  // namespace torchrec_ext::cuda
