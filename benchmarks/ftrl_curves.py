@@ -10,23 +10,27 @@ from __future__ import annotations
 import argparse
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from torchrec_ext.command.config_file import load_config
 from torchrec_ext.command.ranks import Ranks, StopRequest, connected
+from torchrec_ext.sparsity import nonzero_rows
 from torchrec_ext.train.config import Config
 from torchrec_ext.train.data import Split, load
 from torchrec_ext.train.distribute import distribute
 from torchrec_ext.train.loop import Trainer
 from torchrec_ext.train.model import build_model
-from torchrec_ext.train.tables import local_shards
+from torchrec_ext.train.tables import WIDE, local_shards
 
 ROOT = Path(__file__).parents[1]
 SEEDS = (1, 2)
@@ -46,60 +50,103 @@ class Contender:
 
 
 @dataclass(frozen=True)
+class Frontier:
+    """A panel of AUC against zero rows.
+
+    Attributes:
+        contender: The model without a threshold.
+        section: Of the configuration, that takes the thresholds.
+        scale: What thresholds are multiplied by: a mean over columns makes gradients smaller.
+    """
+
+    contender: Contender
+    section: str = "optimizer"
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What a run gave: AUC after every epoch, and the share of zero rows among touched ones."""
+    """What a run gave.
+
+    Attributes:
+        auc: After every epoch.
+        zero_rows: Share of zero rows among touched ones, of the tables that are not wide; of the
+            wide ones in a linear model.
+    """
 
     auc: list[float]
     zero_rows: float
 
 
-_ADAGRAD = "optimizer={type: exact_adagrad, eps: 0.0, initial_accumulator_value: 0.1}"
+_ADAGRAD = (
+    "optimizer={type: exact_adagrad, learning_rate: 0.03, eps: 0.0, initial_accumulator_value: 0.1}"
+)
 PRESERVE = (
     Contender("FTRL", "pairwise_dots", ("optimizer.preserve_initial_weight=false",)),
     Contender("FTRL, preserve_initial_weight", "pairwise_dots"),
     Contender("EXACT_ADAGRAD, eps 0", "pairwise_dots", (_ADAGRAD,)),
 )
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
-_FACTORS = "deep_optimizer={type: ftrl, learning_rate: %s, initial_accumulator_value: 0.1, %s}"
+DRAWN_RATES = LEARNING_RATES[:2]
+
+
+def _ftrl(section: str, settings: str) -> str:
+    return f"{section}={{type: ftrl, {settings}}}"
+
+
+_SETTINGS = {
+    "accumulator .1": "learning_rate: 0.03, initial_accumulator_value: 0.1",
+    "accumulator .1, learning rate 3": "learning_rate: 3.0, initial_accumulator_value: 0.1",
+    "accumulator 1e-6": "learning_rate: 0.03, initial_accumulator_value: 1.0e-6",
+    "beta .001": "learning_rate: 0.03, ftrl_beta: 0.001",
+    "beta = accumulator = 0": "learning_rate: 0.03",
+}
+_PAIRED = {
+    "dots": ("pairwise_dots_l21", "optimizer"),
+    "factorization machine": ("factorization_machine", "deep_optimizer"),
+    "wide & deep": ("wide_deep_ftrl", "deep_optimizer"),
+}
 _L1 = ("optimizer.l21_reg=0", "optimizer.l1_reg=0.00075")
-_FLAG = "preserve_initial_weight"
-#: Without preservation and, in the next line, with it.
+#: By section: what is trained without and with preservation by that section's optimizer.
 PAIRS = (
     *(
-        Contender(
-            f"factorization machine, {rate}", "factorization_machine", (_FACTORS % (rate, x),)
-        )
-        for rate in (0.03, 0.3, 3.0)
-        for x in (f"{_FLAG}: false", f"{_FLAG}: true")
+        (section, Contender(f"{model}, {name}", config, (_ftrl(section, settings),)))
+        for model, (config, section) in _PAIRED.items()
+        for name, settings in _SETTINGS.items()
     ),
-    Contender("linear", "linear_l21", _L1),
-    Contender("linear, preserved", "linear_l21", (*_L1, f"optimizer.{_FLAG}=true")),
-    Contender("linear, from zeros", "linear_l21", (*_L1, "model.wide_start=zeros")),
-    Contender("dots, tuned", "pairwise_dots_l21", ("optimizer.l21_reg=0",)),
-    Contender(
-        "dots, tuned, preserved",
-        "pairwise_dots_l21",
-        ("optimizer.l21_reg=0", f"optimizer.{_FLAG}=true"),
-    ),
-    Contender(
-        "dots, beta = accum = 0", "pairwise_dots", ("optimizer={type: ftrl, learning_rate: 0.03}",)
-    ),
-    Contender(
-        "dots, beta = accum = 0, preserved",
-        "pairwise_dots",
-        ("optimizer={type: ftrl, learning_rate: 0.03, preserve_initial_weight: true}",),
-    ),
+    ("optimizer", Contender("linear from random weights, l1", "linear_l21", _L1)),
+    ("optimizer", Contender("linear from zeros", "linear_l21", (*_L1, "model.wide_start=zeros"))),
 )
 FRONTIERS = {
-    "pairwise dots": Contender("", "pairwise_dots_l21", ("optimizer.l21_reg=0",)),
-    "linear, random start": Contender("", "linear_l21", ("optimizer.l21_reg=0",)),
+    "pairwise dots": Frontier(Contender("", "pairwise_dots_l21", ("optimizer.l21_reg=0",))),
+    "factorization machine": Frontier(
+        Contender(
+            "", "factorization_machine", (_ftrl("deep_optimizer", _SETTINGS["accumulator 1e-6"]),)
+        ),
+        "deep_optimizer",
+    ),
+    "linear, random start": Frontier(
+        Contender("", "linear_l21", ("optimizer.l21_reg=0",)), scale=0.125
+    ),
 }
 
 
 def configuration(contender: Contender, *overrides: str) -> Config:
-    """The configuration of a contender, with further overrides."""
+    """The configuration of a contender, with further overrides; rows are not cut into shards."""
     path = str(ROOT / "configs" / f"movielens_{contender.config}.yaml")
-    return load_config(Config, path, [*contender.overrides, *overrides])
+    whole_rows = "sharding.types=[table_wise]"
+    return load_config(Config, path, [whole_rows, *contender.overrides, *overrides])
+
+
+def zero_row_share(
+    shards: Iterable[tuple[str, Tensor]], touched: Mapping[str, Tensor], model: str
+) -> float:
+    """The share of zero rows among touched ones; see ``Outcome``."""
+    kept = []
+    for table, weight in shards:
+        if model == "linear" or not table.startswith(WIDE):
+            kept.append(nonzero_rows(weight[touched[table.partition("_")[2]]]))
+    return 1 - float(torch.cat(kept).float().mean())
 
 
 class Runner:
@@ -119,82 +166,109 @@ class Runner:
         distributed = distribute(build_model(config.model, split.train), config, self._ranks)
         trainer = Trainer(config, split, distributed, self._ranks, StopRequest())
         history = trainer.run()
-        touched, zero, rows = trainer.touched(), 0, 0
-        for shard in local_shards(distributed.model):
-            weights = shard.weight[touched[shard.table.partition("_")[2]]]
-            zero, rows = zero + int((weights == 0).all(dim=1).sum()), rows + len(weights)
+        shards = [(shard.table, shard.weight) for shard in local_shards(distributed.model)]
+        zero_rows = zero_row_share(shards, trainer.touched(), config.model.type)
         quality = [evaluation.quality.auc for evaluation in history.evaluations]
-        return Outcome([auc for auc in quality if auc is not None], zero / rows)
+        return Outcome([auc for auc in quality if auc is not None], zero_rows)
 
 
 def preserve(runner: Runner) -> Figure:
     """Pairwise dots: AUC per epoch of FTRL with and without preservation, and of Adagrad."""
-    figure = Figure(figsize=(5.2, 3.4), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    panels = dict(zip(DRAWN_RATES, figure.subplots(1, len(DRAWN_RATES), sharey=True), strict=True))
     print("\n| | learning rate | " + " | ".join(f"epoch {k + 1}" for k in range(6)) + " |")
     for contender, style in zip(PRESERVE, ("o-", "s-", "x--"), strict=True):
         for rate in LEARNING_RATES:
             outcome = runner.run(contender, f"optimizer.learning_rate={rate}")
             figures = " | ".join(f"{auc:.4f}" for auc in outcome.auc)
             print(f"| {contender.label} | {rate} | {figures} |", flush=True)
-            if rate == 0.03:
-                axes.plot(range(1, len(outcome.auc) + 1), outcome.auc, style, label=contender.label)
-    axes.axhline(0.5, color="lightgrey", zorder=0)
-    axes.set(title="Pairwise dots, learning rate 0.03", xlabel="epoch", ylabel="test AUC")
-    axes.legend(fontsize=8)
+            if rate in panels:
+                epochs = range(1, len(outcome.auc) + 1)
+                panels[rate].plot(epochs, outcome.auc, style, label=contender.label)
+    for rate, axes in panels.items():
+        axes.axhline(0.5, color="lightgrey", zorder=0)
+        axes.set(title=f"pairwise dots, learning rate {rate}", xlabel="epoch", ylabel="test AUC")
+        axes.legend(fontsize=8)
     return figure
 
 
 def pairs(runner: Runner) -> None:
-    """Models with and without preservation: AUC after the last epoch, and zero rows."""
-    print("\n| | test AUC | zero rows |")
-    for contender in PAIRS:
-        _print_row(contender.label, runner.run(contender))
+    """Models without and with preservation, on three seeds."""
+    print("\n| | test AUC, plain | preserved | difference | zero rows |")
+    for section, contender in PAIRS:
+        outcomes = {
+            flag: [
+                runner.run(contender, f"{section}.preserve_initial_weight={flag}", f"seed={seed}")
+                for seed in (0, *SEEDS)
+            ]
+            for flag in ("false", "true")
+        }
+        plain, preserved = outcomes.values()
+        changes = [b.auc[-1] - a.auc[-1] for a, b in zip(plain, preserved, strict=True)]
+        aucs = [mean(each.auc[-1] for each in of_seeds) for of_seeds in (plain, preserved)]
+        zeros = [mean(each.zero_rows for each in of_seeds) for of_seeds in (plain, preserved)]
+        print(
+            f"| {contender.label} | {aucs[0]:.4f} | {aucs[1]:.4f} "
+            f"| {min(changes):+.4f} to {max(changes):+.4f} | {zeros[0]:.1%}, {zeros[1]:.1%} |",
+            flush=True,
+        )
 
 
 def frontiers(runner: Runner) -> Figure:
     """AUC against zero rows under l1_reg alone and l21_reg alone."""
-    figure = Figure(figsize=(8.4, 3.4), layout="constrained")
+    figure = Figure(figsize=(11.4, 3.4), layout="constrained")
     for name, axes in zip(FRONTIERS, figure.subplots(1, len(FRONTIERS)), strict=True):
         _frontier(runner, name, axes)
     return figure
 
 
+Both = tuple[Outcome, Outcome]
+
+
 def _frontier(runner: Runner, name: str, axes: Axes) -> None:
-    def both(*overrides: str) -> tuple[Outcome, Outcome]:
-        held_out = [f"data.evaluate_on={part}" for part in ("validation", "test")]
-        validation, test = (runner.run(FRONTIERS[name], part, *overrides) for part in held_out)
+    frontier = FRONTIERS[name]
+
+    def both(*overrides: str) -> Both:
+        validation, test = (
+            runner.run(frontier.contender, f"data.evaluate_on={part}", *overrides)
+            for part in ("validation", "test")
+        )
         return validation, test
 
-    print(f"\n| {name} | validation AUC | zero rows | test AUC | zero rows |")
+    print("\n| | validation AUC | zero rows | test AUC | zero rows |")
     free = both()
-    _print_row("no threshold", *free)
-    allowed = free[0].auc[-1] - ALLOWED_LOSS
+    _print_row(f"{name}, no threshold", *free)
+    for seed in SEEDS:
+        _print_row(f"{name}, no threshold, seed {seed}", *both(f"seed={seed}"))
     for key, colour in COLOURS.items():
-        scale = 0.125 if name.startswith("linear") else 1.0
-        points = {value: both(f"optimizer.{key}={value * scale}") for value in THRESHOLDS}
-        for value, point in points.items():
-            _print_row(f"`{key}` {value * scale:g}", *point)
-        tests = [test for _, test in points.values()]
-        x, y = [100 * test.zero_rows for test in tests], [test.auc[-1] for test in tests]
-        axes.plot(x, y, "o-", color=colour, label=f"{key} alone")
-        legal = {v: p for v, p in points.items() if p[0].auc[-1] >= allowed}
-        if legal:
-            chosen = max(legal, key=lambda value: legal[value][0].zero_rows)
-            axes.plot(
-                100 * points[chosen][1].zero_rows,
-                points[chosen][1].auc[-1],
-                "o",
-                markersize=12,
-                fillstyle="none",
-                color=colour,
-            )
-            for seed in SEEDS:
-                again = both(f"optimizer.{key}={chosen * scale}", f"seed={seed}")
-                _print_row(f"chosen: `{key}` {chosen * scale:g}, seed {seed}", *again)
+        points = {}
+        for threshold in THRESHOLDS:
+            value = threshold * frontier.scale
+            points[value] = both(f"{frontier.section}.{key}={value}")
+            _print_row(f"{name}, `{key}` {value:g}", *points[value])
+        chosen = _chosen(points, free[0].auc[-1] - ALLOWED_LOSS)
+        _draw([test for _, test in points.values()], axes, "o-", label=f"{key} alone", color=colour)
+        if chosen is None:
+            continue
+        ring = {"markersize": 12, "fillstyle": "none", "color": colour}
+        _draw([points[chosen][1]], axes, "o", **ring)
+        for seed in SEEDS:
+            again = both(f"{frontier.section}.{key}={chosen}", f"seed={seed}")
+            _print_row(f"{name}, `{key}` {chosen:g}, seed {seed}", *again)
     axes.axhline(free[1].auc[-1], color="lightgrey", zorder=0, label="no threshold")
     axes.set(title=name, xlabel="touched rows that are zero, %", ylabel="test AUC")
     axes.legend(fontsize=8)
+
+
+def _chosen(points: Mapping[float, Both], allowed: float) -> float | None:
+    """The threshold with most zero rows among those with the validation AUC that is allowed."""
+    legal = [value for value, (validation, _) in points.items() if validation.auc[-1] >= allowed]
+    return max(legal, key=lambda value: points[value][0].zero_rows, default=None)
+
+
+def _draw(tests: Sequence[Outcome], axes: Axes, style: str, **keywords: Any) -> None:
+    shares = [100 * test.zero_rows for test in tests]
+    axes.plot(shares, [test.auc[-1] for test in tests], style, **keywords)
 
 
 def _print_row(label: str, *outcomes: Outcome) -> None:
