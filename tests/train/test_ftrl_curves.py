@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.ftrl_curves import FRONTIERS, PRESERVE, Contender, configuration
+from benchmarks.ftrl_curves import FRONTIERS, PRESERVE, Contender, configuration, zero_row_share
 from tests.distributed.ranks import run_on_ranks
 from torchrec_ext.train.data import Split, load
 
 from .test_training import _train
 
-ROOT = Path(__file__).parents[2]
+PAGE = (Path(__file__).parents[2] / "docs" / "ftrl.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -22,50 +22,73 @@ def split() -> Split:
     return load(configuration(PRESERVE[0]).data)
 
 
-def _aucs(contender: Contender, split: Split, *overrides: str) -> list[float]:
+def _run(contender: Contender, split: Split, *overrides: str) -> tuple[float, float]:
+    """Train; give the last test AUC and the share of zero rows among touched ones."""
     config = configuration(contender, *overrides)
-    evaluations = run_on_ranks(1, _train, config, split)[0][0].evaluations
-    return [evaluation.quality.auc for evaluation in evaluations]
+    ((history, shards, _),) = run_on_ranks(1, _train, config, split)
+    touched = {name: torch.zeros(rows).bool() for name, rows in split.train.rows().items()}
+    for name, bags in split.train.features.items():
+        touched[name][bags.values[bags.offsets[0] : bags.offsets[-1]]] = True
+    weights = [(table, weight) for table, _, _, weight in shards]
+    zero_rows = zero_row_share(weights, touched, config.model.type)
+    return history.evaluations[-1].quality.auc, zero_rows
 
 
-def _documented(label: str) -> float:
-    """AUC after the first epoch in the table of the page, at the configuration's learning rate."""
-    page = (ROOT / "docs" / "ftrl.md").read_text()
-    (found,) = re.findall(rf"^\| {re.escape(label)} \| 0\.03 \| (0\.\d+) ", page, re.MULTILINE)
-    return float(found)
+def _row(label: str) -> list[float]:
+    """The numbers of the only line of the page's tables that begins with the label."""
+    (line,) = re.findall(rf"^\| {re.escape(label)} \| (.+) \|$", PAGE, re.MULTILINE)
+    cells = line.split(" | ")
+    return [float(cell[:-1]) / 100 if cell.endswith("%") else float(cell) for cell in cells]
+
+
+def test_zero_rows_are_counted_among_touched_ones_of_tables_that_are_not_wide() -> None:
+    weights = torch.tensor([[0.0, -0.0], [0.0, 1.0], [0.0, 0.0], [2.0, 3.0]])
+    touched = {"a": torch.tensor([True, True, False, True]), "b": torch.tensor([True] * 4)}
+    shards = [("wide_a", weights), ("factor_a", weights), ("factor_b", weights)]
+    assert zero_row_share(shards, touched, "wide_deep") == pytest.approx(3 / 7)
+    assert zero_row_share(shards[:1], touched, "linear") == pytest.approx(1 / 3)
 
 
 def test_preserved_weights_train_as_adagrad_does_where_plain_ftrl_stalls(split: Split) -> None:
     plain, preserved, adagrad = (
-        _aucs(contender, split, "train.epochs=1")[0] for contender in PRESERVE
+        _run(contender, split, "train.epochs=1")[0] for contender in PRESERVE
     )
     assert plain < 0.52 < 0.54 < preserved
     assert abs(preserved - adagrad) <= 1e-4
     for contender, auc in zip(PRESERVE, (plain, preserved, adagrad), strict=True):
-        assert auc == pytest.approx(_documented(contender.label), abs=2e-3)
+        assert auc == pytest.approx(_row(f"{contender.label} | 0.03")[0], abs=2e-3)
 
 
 def test_group_lasso_makes_half_as_many_rows_again_zero_at_the_auc_of_l1(split: Split) -> None:
-    aucs, zero_rows = [], []
+    found = {}
     for key in ("l1_reg", "l21_reg"):
-        config = configuration(FRONTIERS["pairwise dots"], f"optimizer.{key}=0.008")
-        ((history, shards, _),) = run_on_ranks(1, _train, config, split)
-        aucs.append(history.evaluations[-1].quality.auc)
-        # Rows that never occurred have their random weights still.
-        zero_rows.append(sum(int((weight == 0).all(dim=1).sum()) for *_, weight in shards))
-    assert aucs[1] > aucs[0] - 0.003
-    assert zero_rows[1] >= 1.5 * zero_rows[0] > 0
+        found[key] = _run(FRONTIERS["pairwise dots"].contender, split, f"optimizer.{key}=0.008")
+        assert found[key] == pytest.approx(_row(f"pairwise dots, `{key}` 0.008")[2:], abs=5e-3)
+    (l1_auc, l1_rows), (l21_auc, l21_rows) = found.values()
+    assert l21_auc > l1_auc - 0.003
+    assert l21_rows >= 1.5 * l1_rows > 0
+
+
+def test_half_the_rows_of_a_linear_model_become_zero_at_little_loss(split: Split) -> None:
+    contender = FRONTIERS["linear, random start"].contender
+    free_auc, free_rows = _run(contender, split)
+    auc, rows = _run(contender, split, "optimizer.l21_reg=0.00075")
+    assert free_rows == 0 and rows >= 0.5
+    assert auc > free_auc - 0.01
+    assert [auc, rows] == pytest.approx(
+        _row("linear, random start, `l21_reg` 0.00075")[2:], abs=5e-3
+    )
 
 
 def test_preservation_keeps_rows_from_becoming_zero(split: Split) -> None:
     """Without it the linear model forgets the noise that it started from."""
-    shares = []
-    for preserve in ("false", "true"):
-        overrides = (f"optimizer.preserve_initial_weight={preserve}", "train.epochs=1")
-        config = configuration(
-            FRONTIERS["linear, random start"], *overrides, "optimizer.l1_reg=75e-5"
-        )
-        ((_, shards, _),) = run_on_ranks(1, _train, config, split)
-        zero = torch.cat([(weight == 0).all(dim=1) for *_, weight in shards])
-        shares.append(float(zero.float().mean()))
+    shares = [
+        _run(
+            FRONTIERS["linear, random start"].contender,
+            split,
+            *(f"optimizer.preserve_initial_weight={preserve}", "optimizer.l1_reg=75e-5"),
+            "train.epochs=1",
+        )[1]
+        for preserve in ("false", "true")
+    ]
     assert shares[0] > 0.3 and shares[1] < 0.02
