@@ -141,6 +141,7 @@ def test_aliases_of_hyperparameters_are_accepted(base: str) -> None:
         ("model={type: wide_deep, hidden: [8, a]}", "model.hidden[1]: input should be a valid int"),
         ("model={type: wide_deep}", "deep_optimizer: missing; model.type wide_deep needs one"),
         ("deep_optimizer.type=ftrl", "deep_optimizer: has no effect with model.type linear"),
+        ("model.wide_start=ones", "model.wide_start: input should be 'zeros' or 'uniform', got"),
         ("sharding.types=[row]", "sharding.types[0]: input should be 'table_wise'"),
         ("sharding.tables.wide_f0=row", "sharding.tables.wide_f0: input should be 'table_wise'"),
         ("checkpoint={}", "checkpoint.every_steps: missing"),
@@ -179,6 +180,16 @@ def test_widths_that_fbgemms_optimizers_do_not_take_are_named(
     assert expected in _error(base, *overrides)
     ours = [text.replace("fbgemm_exact_sgd", "exact_sgd") for text in overrides]
     assert getattr(load_config(Config, base, ours).model, key) == width
+
+
+def test_pairwise_dots_have_one_optimizer_and_no_wide_tables(base: str) -> None:
+    model = "model={type: pairwise_dots, factor_dim: 6}"
+    assert load_config(Config, base, [model]).optimizer_of_factors.ours == OptimType.FTRL
+    expected = "deep_optimizer: has no effect with model.type pairwise_dots; remove it"
+    assert expected in _error(base, model, "deep_optimizer={type: ftrl}")
+    assert "model.wide_dim: unknown key" in _error(base, model, "model.wide_dim=4")
+    expected = "model.factor_dim: 6 columns, but the tables of fbgemm_exact_sgd have multiples"
+    assert expected in _error(base, model, "optimizer={type: fbgemm_exact_sgd}")
 
 
 def test_every_mistake_is_named(base: str) -> None:

@@ -13,7 +13,7 @@ from torchrec_ext.train.config import Config
 from torchrec_ext.train.data import Bags, Examples, Split
 from torchrec_ext.train.distribute import describe_plan, distribute
 from torchrec_ext.train.loop import History
-from torchrec_ext.train.model import FactorizationMachine, build_model
+from torchrec_ext.train.model import FactorizationMachine, PairwiseDots, build_model
 
 from .test_training import _assembled, _config, _ranks, _train
 
@@ -23,6 +23,11 @@ ADAGRAD = {"type": "exact_adagrad", "learning_rate": 0.1}
 
 def _machine(**changed: Any) -> Config:
     return _config(**{"model": FACTORS, "deep_optimizer": ADAGRAD, **changed})
+
+
+def _dots(**changed: Any) -> Config:
+    model = {"type": "pairwise_dots", "factor_dim": 3}
+    return _config(**{"model": model, "optimizer": ADAGRAD, **changed})
 
 
 def test_logits_are_the_sums_over_all_pairs_of_features() -> None:
@@ -128,3 +133,48 @@ def test_it_learns_what_no_linear_model_can() -> None:
 
     assert auc(_config(model={"type": "linear", "wide_dim": 1}, optimizer=free, train=train)) < 0.6
     assert auc(_machine(optimizer=free, train=train)) > 0.99
+
+
+def test_pairwise_dots_are_the_machine_without_its_linear_part() -> None:
+    features = {name: Bags.from_lists([[0, 1], [2]], 3) for name in ("a", "b", "a_x_b")}
+    examples = Examples(features, torch.zeros(2, 0), torch.zeros(2), crossed=frozenset({"a_x_b"}))
+    machine = build_model(_machine().model, examples).to_empty(device="cpu")
+    dots = build_model(_dots().model, examples).to_empty(device="cpu")
+    assert isinstance(machine, FactorizationMachine) and isinstance(dots, PairwiseDots)
+    for parameter in machine.parameters():
+        torch.nn.init.normal_(parameter)
+    dots.factors.load_state_dict(machine.factors.state_dict())
+    with torch.no_grad():
+        for table in machine.linear.wide.parameters():
+            table.zero_()
+        dots.bias.copy_(machine.linear.bias)
+        batch = examples.batch(torch.arange(2), 2)
+        found = dots(batch.sparse, batch.dense)
+        assert torch.equal(found, machine(batch.sparse, batch.dense))
+    assert found.abs().min() > 0.1
+    assert set(dict(dots.named_parameters())) == {
+        "bias",
+        "factors.embedding_bags.factor_a.weight",
+        "factors.embedding_bags.factor_b.weight",
+    }
+
+
+@pytest.mark.parametrize("sharding_type", ["table_wise", "row_wise", "column_wise"])
+def test_pairwise_dots_train_alike_on_two_ranks(sharding_type: str) -> None:
+    changed = {"optimizer": {**ADAGRAD, "type": "ftrl", "preserve_initial_weight": True}}
+    one = run_on_ranks(1, _train, _dots(**changed))
+    two = run_on_ranks(2, _train, _dots(**changed, sharding={"types": [sharding_type]}))
+    expected, found = _assembled(one), _assembled(two)
+    assert expected.keys() == found.keys() == {"factor_f0", "factor_f1", "bias"}
+    for name, weights in expected.items():
+        torch.testing.assert_close(found[name], weights, rtol=1e-5, atol=1e-5)
+
+
+def test_the_plan_of_pairwise_dots_names_their_optimizer() -> None:
+    def optimizers() -> list[str]:
+        config = _dots()
+        examples = Examples({"a": Bags.from_lists([[0]], 3)}, torch.zeros(1, 0), torch.zeros(1))
+        distributed = distribute(build_model(config.model, examples), config, _ranks())
+        return [row[3] for row in describe_plan(distributed.plan, config)[1:]]
+
+    assert run_on_ranks(1, optimizers) == [["exact_adagrad"]]

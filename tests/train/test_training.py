@@ -142,6 +142,22 @@ def test_adams_weight_decay_is_the_configurations() -> None:
     assert not coupled["wide_f0"].equal(decoupled["wide_f0"])
 
 
+def test_wide_tables_start_as_the_configuration_says() -> None:
+    def initial(**model: str) -> list[torch.Tensor]:
+        config = _config(model={"type": "linear", "wide_dim": 3, **model})
+        built = build_model(config.model, load(config.data).train)
+        distributed = distribute(built, config, _ranks())
+        return [weight for *_, weight in _shards(distributed.model)]
+
+    ((by_default, uniform),) = run_on_ranks(1, lambda: (initial(), initial(wide_start="uniform")))
+    assert not any(weight.any() for weight in by_default)
+    bound = 40**-0.5
+    for weight in uniform:
+        assert 0.9 * bound < float(weight.abs().max()) <= bound
+        assert weight.unique().numel() == weight.numel() == 120
+    assert not uniform[0].equal(uniform[1])
+
+
 def test_columns_of_wide_tables_stay_equal() -> None:
     """So that the share of zero weights is the share of zero rows."""
     for _, _, _, weight in run_on_ranks(1, _train, _config())[0][1]:

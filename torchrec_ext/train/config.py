@@ -62,6 +62,7 @@ class LinearModel(Section):
 
     type: Literal["linear"]
     wide_dim: Width = 4
+    wide_start: Literal["zeros", "uniform"] = "zeros"
 
 
 class WideDeepModel(Section):
@@ -81,8 +82,16 @@ class FactorizationMachineModel(Section):
     factor_dim: Width = 8
 
 
+class PairwiseDotsModel(Section):
+    """A factorization machine without a linear part: ``optimizer`` trains its only tables."""
+
+    type: Literal["pairwise_dots"]
+    factor_dim: Width = 8
+
+
 ModelConfig = Annotated[
-    LinearModel | WideDeepModel | FactorizationMachineModel, Field(discriminator="type")
+    LinearModel | WideDeepModel | FactorizationMachineModel | PairwiseDotsModel,
+    Field(discriminator="type"),
 ]
 
 
@@ -142,22 +151,28 @@ class Config(Section):
     sharding: ShardingConfig = ShardingConfig()
     checkpoint: CheckpointConfig | None = None
 
+    @property
+    def optimizer_of_factors(self) -> OptimizerConfig:
+        """The optimizer of tables that are not wide."""
+        return self.deep_optimizer or self.optimizer
+
     @model_validator(mode="after")
     def _deep_optimizer_fits_model(self, _: ValidationInfo) -> Config:
-        deep = not isinstance(self.model, LinearModel)
+        deep = isinstance(self.model, WideDeepModel | FactorizationMachineModel)
         if deep and self.deep_optimizer is None:
             reason = f"missing; model.type {self.model.type} needs one"
             raise key_error("deep_optimizer", reason)
         if not deep and self.deep_optimizer is not None:
-            raise key_error("deep_optimizer", "has no effect with model.type linear; remove it")
+            reason = f"has no effect with model.type {self.model.type}; remove it"
+            raise key_error("deep_optimizer", reason)
         return self
 
     @model_validator(mode="after")
     def _widths_suit_optimizers(self, _: ValidationInfo) -> Config:
         for key in ("wide_dim", "deep_dim", "factor_dim"):
-            optimizer = self.optimizer if key == "wide_dim" else self.deep_optimizer
+            optimizer = self.optimizer if key == "wide_dim" else self.optimizer_of_factors
             width = getattr(self.model, key, None)
-            if width is None or optimizer is None or optimizer.ours is not None:
+            if width is None or optimizer.ours is not None:
                 continue
             if width % FBGEMM_WIDTH != 0:
                 raise key_error(

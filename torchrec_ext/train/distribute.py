@@ -75,10 +75,12 @@ def distribute(model: Model, config: Config, ranks: Ranks) -> Distributed:
     Raises:
         AgreedError: On every rank, if no sharding plan satisfies ``config.sharding``.
     """
-    _apply(config.optimizer, wide_tables(model))
-    deep = deep_tables(model)
-    if deep is not None and config.deep_optimizer is not None:
-        _apply(config.deep_optimizer, deep)
+    for tables, optimizer in (
+        (wide_tables(model), config.optimizer),
+        (deep_tables(model), config.optimizer_of_factors),
+    ):
+        if tables is not None:
+            _apply(optimizer, tables)
     sharder = EmbeddingBagCollectionSharder()
     plan, memory = ranks.on_first(lambda: _plan(model, sharder, config, ranks))
 
@@ -91,7 +93,7 @@ def distribute(model: Model, config: Config, ranks: Ranks) -> Distributed:
             raise UserError(f"sharding: {_one_line(error)}") from error
 
     sharded = ranks.agree(shard)
-    initialise_tables(sharded, config.seed)
+    initialise_tables(sharded, config.seed, getattr(config.model, "wide_start", "zeros"))
     dense = _dense_optimizer(sharded, config.dense_optimizer)
     return Distributed(sharded, CombinedOptimizer([sharded.fused_optimizer, dense]), plan, memory)
 
@@ -105,13 +107,13 @@ def describe_plan(plan: ShardingPlan, config: Config) -> list[list[str]]:
             shards = sharding.sharding_spec.shards
             count = max(s.shard_offsets[0] + s.shard_sizes[0] for s in shards)
             dim = max(s.shard_offsets[1] + s.shard_sizes[1] for s in shards)
-            deep = None if table.startswith("wide_") else config.deep_optimizer
+            wide = table.startswith("wide_")
             rows.append(
                 [
                     table,
                     str(count),
                     str(dim),
-                    (deep or config.optimizer).type,
+                    (config.optimizer if wide else config.optimizer_of_factors).type,
                     sharding.sharding_type,
                     sharding.compute_kernel,
                     ",".join(str(rank) for rank in sharding.ranks or ()),

@@ -104,8 +104,11 @@ class Trainer:
 
     def count_zeros(self) -> dict[str, ZeroCount]:
         """Count the exactly-zero weights of every table as it is now."""
-        touched = self._touched.on_any_rank(self._ranks)
-        return count_zeros(self._distributed.model, touched, self._ranks)
+        return count_zeros(self._distributed.model, self.touched(), self._ranks)
+
+    def touched(self) -> dict[str, torch.Tensor]:
+        """Give ``[rows]`` bool by feature: whether the row occurred in training, on any rank."""
+        return self._touched.on_any_rank(self._ranks)
 
     def _epoch(self, epoch: int, steps: int, progress: tqdm) -> None:
         """Train for the rest of an epoch, but not beyond ``steps`` in all."""

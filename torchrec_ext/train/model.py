@@ -12,7 +12,12 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from torchrec_ext.train.config import FactorizationMachineModel, ModelConfig, WideDeepModel
+from torchrec_ext.train.config import (
+    FactorizationMachineModel,
+    ModelConfig,
+    PairwiseDotsModel,
+    WideDeepModel,
+)
 from torchrec_ext.train.data import Examples
 
 
@@ -87,8 +92,8 @@ class WideDeep(nn.Module):
         return self.linear(sparse, dense) + self.over_arch(hidden).squeeze(1)
 
 
-class FactorizationMachine(nn.Module):
-    """The linear model plus the dot products of the factors of every two features.
+class PairwiseDots(nn.Module):
+    """A bias plus the dot products of the factors of every two features.
 
     A feature's factors are the sum of those of its bag. Rows of one bag are not paired with each
     other: where every bag has one row, this is Rendle's model of degree 2. With n features and k
@@ -96,7 +101,27 @@ class FactorizationMachine(nn.Module):
 
     Args:
         rows: Table size by feature name.
-        crossed: Features that only the linear part reads; pairs are what the factors are for.
+        crossed: Features that are left out; pairs are what the factors are for.
+        factor_dim: Columns of each table.
+    """
+
+    def __init__(self, rows: dict[str, int], crossed: frozenset[str], factor_dim: int) -> None:
+        super().__init__()
+        self.paired = [name for name in rows if name not in crossed]
+        self.factors = _tables("factor", {name: rows[name] for name in self.paired}, factor_dim)
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, sparse: KeyedJaggedTensor, dense: torch.Tensor) -> torch.Tensor:
+        """Compute logits; arguments and result as for ``Linear.forward``."""
+        return self.bias + _dots(self.factors, self.paired, sparse)
+
+
+class FactorizationMachine(nn.Module):
+    """The linear model, which has the bias, plus what ``PairwiseDots`` adds up.
+
+    Args:
+        rows: Table size by feature name.
+        crossed: Features that only the linear part reads.
         config: Widths of the tables.
     """
 
@@ -112,14 +137,10 @@ class FactorizationMachine(nn.Module):
 
     def forward(self, sparse: KeyedJaggedTensor, dense: torch.Tensor) -> torch.Tensor:
         """Compute logits; arguments and result as for ``Linear.forward``."""
-        factors = self.factors(sparse)
-        # By name: a sharded collection orders its keys by shard.
-        vectors = torch.stack([factors[name] for name in self.paired])
-        products = vectors.sum(dim=0).square() - vectors.square().sum(dim=0)
-        return self.linear(sparse, dense) + 0.5 * products.sum(dim=1)
+        return self.linear(sparse, dense) + _dots(self.factors, self.paired, sparse)
 
 
-Model = Linear | WideDeep | FactorizationMachine
+Model = Linear | WideDeep | FactorizationMachine | PairwiseDots
 
 
 def build_model(config: ModelConfig, examples: Examples) -> Model:
@@ -133,19 +154,34 @@ def build_model(config: ModelConfig, examples: Examples) -> Model:
         return WideDeep(examples.rows(), examples.crossed, examples.dense.shape[1], config)
     if isinstance(config, FactorizationMachineModel):
         return FactorizationMachine(examples.rows(), examples.crossed, config)
+    if isinstance(config, PairwiseDotsModel):
+        return PairwiseDots(examples.rows(), examples.crossed, config.factor_dim)
     return Linear(examples.rows(), config.wide_dim)
 
 
-def wide_tables(model: Model) -> EmbeddingBagCollection:
-    """Give the collection of wide tables of an unsharded model."""
+def wide_tables(model: Model) -> EmbeddingBagCollection | None:
+    """Give the collection of wide tables of an unsharded model, if it has them."""
+    if isinstance(model, PairwiseDots):
+        return None
     return model.wide if isinstance(model, Linear) else model.linear.wide
 
 
 def deep_tables(model: Model) -> EmbeddingBagCollection | None:
     """Give the collection of deep or factor tables of an unsharded model, if it has them."""
-    if isinstance(model, FactorizationMachine):
+    if isinstance(model, FactorizationMachine | PairwiseDots):
         return model.factors
     return model.deep if isinstance(model, WideDeep) else None
+
+
+def _dots(
+    tables: EmbeddingBagCollection, features: list[str], sparse: KeyedJaggedTensor
+) -> torch.Tensor:
+    """Sum the dot products of every two features, ``[batch]``."""
+    factors = tables(sparse)
+    # By name: a sharded collection orders its keys by shard.
+    vectors = torch.stack([factors[name] for name in features])
+    products = vectors.sum(dim=0).square() - vectors.square().sum(dim=0)
+    return 0.5 * products.sum(dim=1)
 
 
 def _tables(prefix: str, rows: dict[str, int], dim: int) -> EmbeddingBagCollection:

@@ -100,18 +100,20 @@ def local_shards(model: nn.Module) -> Iterator[LocalShard]:
 
 
 @torch.no_grad()
-def initialise_tables(model: nn.Module, seed: int) -> None:
+def initialise_tables(model: nn.Module, seed: int, wide_start: str = "zeros") -> None:
     """Give every table its initial weights, the same under every sharding plan.
 
     TorchRec draws initial weights shard by shard, so they would depend on the plan. Wide tables
-    start at zero. The others start uniform in ``+-1 / sqrt(rows)``, TorchRec's default range.
+    start at zero, unless told otherwise. The others start uniform in ``+-1 / sqrt(rows)``,
+    TorchRec's default range.
 
     Args:
         model: The model under DistributedModelParallel.
         seed: Seed of the run.
+        wide_start: Of wide tables: ``zeros``, or ``uniform`` for what the others get.
     """
     for shard in local_shards(model):
-        if shard.table.startswith("wide_"):
+        if shard.table.startswith("wide_") and wide_start == "zeros":
             shard.weight.zero_()
         else:
             _draw(shard, seed)
