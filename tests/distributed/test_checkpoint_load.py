@@ -216,3 +216,30 @@ def test_an_asynchronous_save_holds_the_state_of_its_call(tmp_path):
 
     for one, other in zip(run_on_ranks(2, straight), run_on_ranks(2, resumed), strict=True):
         assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_asynchronous_saves_may_be_started_before_the_last_is_done(tmp_path):
+    saves = 4
+
+    def straight() -> list[dict[str, torch.Tensor]]:
+        sharded, states, futures = _sharded(ADAM), [], []
+        for number in range(saves):
+            _train(sharded, number, number + 1)
+            states.append(_tensors(sharded))
+            futures.append(async_save(_state(sharded), checkpoint_id=str(tmp_path / str(number))))
+        for future in futures:
+            future.result()
+        return states
+
+    def resumed() -> list[dict[str, torch.Tensor]]:
+        sharded, states = _sharded(ADAM), []
+        for number in range(saves):
+            _load(sharded, str(tmp_path / str(number)))
+            states.append(_tensors(sharded))
+        return states
+
+    for before, after in zip(
+        run_on_ranks(2, straight, timeout=20.0), run_on_ranks(2, resumed), strict=True
+    ):
+        for one, other in zip(before, after, strict=True):
+            assert all(torch.equal(value, other[key]) for key, value in one.items())
