@@ -203,3 +203,21 @@ def test_copies_follow_nothing() -> None:
     optimizer.param_groups[0]["lr"] = 0.25
     assert single_step(module, 1.0) == -0.25
     assert single_step(other, 1.0) == -0.5
+
+
+def _changed_through_the_optimizer() -> list[float]:
+    sharded = _sharded()
+    optimizer = sharded.fused_optimizer
+    optimizer.update_hyper_parameters({"lr": 0.5})
+    rates = []
+    for batch in models.batches(2):
+        optimizer.zero_grad()
+        sharded(batch.of_rank(0, 1)).backward()
+        optimizer.step()
+        rates.append(next(iter(models.modules_by_table(sharded).values())).get_learning_rate())
+    return [*rates, *(group["lr"] for group in optimizer.param_groups)]
+
+
+def test_a_rate_given_to_the_optimizer_outlives_zero_grad() -> None:
+    (rates,) = run_on_ranks(1, _changed_through_the_optimizer)
+    assert set(rates) == {0.5}

@@ -7,11 +7,12 @@ states of one name but another optimizer's are taken without a word.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.tensor import DTensor
 from torchrec.optim.keyed import KeyedOptimizer
 
 from torchrec_ext.distributed.description import Description, described_optimizer
@@ -36,18 +37,94 @@ def check_states(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> No
     given = state_dict.get("state", {})
     problems: list[str] = []
     differences: dict[str, list[str]] = {}
+    loaded = ["learning_rate"] if optimizer.defaults["_save_param_groups"] else []
     for part, weight, key in parameters_of_ours(optimizer):
         if not part.has_saved_form:
             continue
         found = _problems(part, weight, key, given)
         problems += found
         if not found:
-            for difference in _differences(part.description(weight), given[key]):
+            for difference in _differences(part.description(weight), given[key], loaded):
                 differences.setdefault(difference, []).append(part.saved_tables[weight].name)
     if problems:
         raise ValueError("nothing was loaded:\n" + "\n".join(problems))
     for difference, tables in differences.items():
         warnings.warn(f"tables {tables}: {difference}", stacklevel=4)
+
+
+def check_others(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> None:
+    """Checks what TorchRec itself would find, when it has written a part of the states already.
+
+    Args:
+        optimizer: The one that is to load.
+        state_dict: What it is to load; of our tables, what was checked before.
+
+    Raises:
+        ValueError: Names each parameter and state that does not fit.
+    """
+    given = state_dict["state"]
+    ours = {id(weight) for _, weight, _ in parameters_of_ours(optimizer)}
+    state = optimizer.state
+    problems = [
+        problem
+        for key, parameter in optimizer.params.items()
+        if id(parameter) not in ours and parameter in state
+        for problem in _problems_of_other(key, state[parameter], given.get(key))
+    ]
+    if optimizer.defaults["_save_param_groups"]:
+        own, found = _groups(optimizer.state_dict()), _groups(state_dict)
+        problems += [
+            f"param_groups of {list(group)}: the checkpoint has {found.get(group)}, the optimizer "
+            f"{names}"
+            for group, names in own.items()
+            if found.get(group) != names
+        ]
+    if problems:
+        raise ValueError("nothing was loaded:\n" + "\n".join(problems))
+
+
+def _groups(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
+    """The names of what each group of parameters has."""
+    groups = state_dict.get("param_groups", [])
+    return {tuple(sorted(group["params"])): sorted(group) for group in groups}
+
+
+def _problems_of_other(key: str, own: Mapping[str, Any], found: Any) -> Iterator[str]:
+    if not isinstance(found, Mapping):
+        yield f"parameter {key!r}: the checkpoint has no states of it"
+    elif found.keys() != own.keys():
+        yield (
+            f"parameter {key!r}: the checkpoint has the states {list(found)}, but its optimizer "
+            f"has {list(own)}"
+        )
+    else:
+        for name, value in own.items():
+            if not _can_be_copied(found[name], value):
+                yield (
+                    f"parameter {key!r}: state {name!r} is a {_kind(found[name])} in the "
+                    f"checkpoint, expected a {_kind(value)}"
+                )
+
+
+def _can_be_copied(found: Any, own: Any) -> bool:
+    """Whether TorchRec can; of sharded tensors it compares the number of shards alone."""
+    if isinstance(own, ShardedTensor):
+        return isinstance(found, ShardedTensor) and (
+            len(found.local_shards()) == len(own.local_shards())
+        )
+    if not isinstance(own, Tensor) or isinstance(own, DTensor):
+        return True
+    if not isinstance(found, Tensor) or found.dim() > own.dim():
+        return False
+    pairs = zip(reversed(found.shape), reversed(own.shape), strict=False)
+    return all(size in (1, wanted) for size, wanted in pairs)
+
+
+def _kind(value: Any) -> str:
+    local = (
+        f" with {len(value.local_shards())} shards here" if isinstance(value, ShardedTensor) else ""
+    )
+    return f"{type(value).__name__} of shape {global_shape(value)}{local}"
 
 
 def parameters_of_ours(optimizer: KeyedOptimizer) -> Iterator[tuple[FusedOptimizer, Any, str]]:
@@ -141,7 +218,9 @@ def _other_meaning(own: Description, written: Description, table: str) -> list[s
     ]
 
 
-def _differences(own: Description, given: Mapping[str, Any]) -> Iterator[str]:
+def _differences(
+    own: Description, given: Mapping[str, Any], loaded: Sequence[str]
+) -> Iterator[str]:
     written = _written(dict(zip(state_names(given), given.values(), strict=True)))
     if written is None:
         return
@@ -149,7 +228,7 @@ def _differences(own: Description, given: Mapping[str, Any]) -> Iterator[str]:
     changed = [
         f"{each} was {before.get(each)!r} and is {own.hyperparameters.get(each)!r}"
         for each in dict.fromkeys([*own.hyperparameters, *before])
-        if before.get(each) != own.hyperparameters.get(each)
+        if each not in loaded and before.get(each) != own.hyperparameters.get(each)
     ]
     if changed:
         yield (

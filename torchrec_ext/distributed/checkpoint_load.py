@@ -13,7 +13,11 @@ import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import KeyedOptimizer
 
-from torchrec_ext.distributed.checkpoint_checks import check_states, parameters_of_ours
+from torchrec_ext.distributed.checkpoint_checks import (
+    check_others,
+    check_states,
+    parameters_of_ours,
+)
 from torchrec_ext.distributed.description import described_optimizer
 from torchrec_ext.distributed.fused_optimizer import check_steps
 from torchrec_ext.distributed.patching import Function, Seam
@@ -30,7 +34,7 @@ def load(
         state_dict: In any form that :mod:`torchrec_ext.distributed.saved_form` knows.
 
     Raises:
-        ValueError: See ``check_steps`` and ``check_states``; nothing was changed.
+        ValueError: See ``check_steps``, ``check_states`` and ``check_others``; nothing was changed.
     """
     check_steps(optimizer, state_dict)
     check_states(optimizer, state_dict)
@@ -47,7 +51,9 @@ def load(
             rowwise.append(functools.partial(table.write_rowwise, name, saved[name]))
     for key in given.keys() - {key for _, _, key in parameters_of_ours(optimizer)}:
         given[key] = _without_description(key, given[key])
-    result = original(optimizer, {**state_dict, "state": given})
+    complete = {**state_dict, "state": given}
+    check_others(optimizer, complete)
+    result = original(optimizer, complete)
     with torch.no_grad():
         for write in rowwise:
             write()

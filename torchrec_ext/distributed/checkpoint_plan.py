@@ -54,24 +54,28 @@ def prepare(state_dict: dict[str, Any], metadata: Metadata, partial: bool) -> No
 
 @contextlib.contextmanager
 def without_empty(state_dict: dict[str, Any]) -> Iterator[None]:
-    """While open, a state dict has no entries in which there is nothing.
+    """While open, a state dict has no dicts in which there is nothing, at any depth.
 
-    A rank without tables has such an entry for their states, and would ask the checkpoint for it.
+    A rank without tables has such a dict for their states, and would ask the checkpoint for it.
 
     Args:
-        state_dict: Changed in place; the entries come back at the end.
+        state_dict: Changed in place; the dicts come back at the end.
     """
-    empty = {key: value for key, value in state_dict.items() if _is_empty(value)}
-    for key in empty:
-        del state_dict[key]
+    empty = list(_taken_out(state_dict))
     try:
         yield
     finally:
-        state_dict.update(empty)
+        for content, key, value in reversed(empty):
+            content[key] = value
 
 
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, dict) and all(_is_empty(each) for each in value.values())
+def _taken_out(content: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Takes empty dicts out; yields where each was."""
+    for key, value in list(content.items()):
+        if isinstance(value, dict):
+            yield from _taken_out(value)
+            if not value:
+                yield content, key, content.pop(key)
 
 
 def _described(

@@ -133,6 +133,14 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
         super().step(closure)
         self._follow()
 
+    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
+        """Changes hyperparameters; ``zero_grad`` would hand on the former learning rate."""
+        self.module.pull_learning_rate()  # of a scheduler, say, since the last update
+        super().update_hyper_parameters(params_dict)
+        for group in self.param_groups:
+            group["lr"] = self.module.get_learning_rate()
+        self._follow()
+
     def post_load_state_dict(self) -> None:
         """Goes on from the loaded clock."""
         step = int(self.module.iter) if self.stated_step is None else self.stated_step
