@@ -16,7 +16,12 @@ from torch.distributed.tensor import DTensor
 from torchrec.optim.keyed import KeyedOptimizer
 
 from torchrec_ext.distributed.description import Description, described_optimizer
-from torchrec_ext.distributed.fused_optimizer import FusedOptimizer, ours_in, state_names
+from torchrec_ext.distributed.fused_optimizer import (
+    FusedOptimizer,
+    are_states_hidden,
+    ours_in,
+    state_names,
+)
 from torchrec_ext.distributed.saved_form import SavedTable
 from torchrec_ext.optimizers import spec_of
 
@@ -34,13 +39,13 @@ def check_states(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> No
     Warns:
         UserWarning: Hyperparameters differ from those that the states were written with.
     """
+    if are_states_hidden():
+        return
     given = state_dict.get("state", {})
     problems: list[str] = []
     differences: dict[str, list[str]] = {}
     loaded = ["learning_rate"] if optimizer.defaults["_save_param_groups"] else []
     for part, weight, key in parameters_of_ours(optimizer):
-        if not part.has_saved_form:
-            continue
         found = _problems(part, weight, key, given)
         problems += found
         if not found:
@@ -170,6 +175,11 @@ def size_problem(own: Description, table: str, name: str, size: Any) -> str | No
     )
 
 
+def is_torchrecs_form(own: Description, name: str, value: Any) -> bool:
+    """Whether a state has a size that depends on the plan: of ``[rows]`` for each column shard."""
+    return isinstance(value, DTensor) and name in own.states and own.states[name].rowwise
+
+
 def _problems(part: FusedOptimizer, weight: Any, key: str, given: Mapping[str, Any]) -> list[str]:
     own, table = part.description(weight), part.saved_tables[weight]
     if key not in given:
@@ -182,7 +192,11 @@ def _problems(part: FusedOptimizer, weight: Any, key: str, given: Mapping[str, A
     problem = name_problem(own, table.name, [*found, *stated])
     if problem is not None:
         return [problem]
-    sizes = [size_problem(own, table.name, name, global_shape(found[name])) for name in own.states]
+    sizes = [
+        size_problem(own, table.name, name, global_shape(found[name]))
+        for name in own.states
+        if not is_torchrecs_form(own, name, found[name])
+    ]
     problems = [problem for problem in sizes if problem is not None]
     written = _written(found)
     if written is not None:
@@ -196,7 +210,7 @@ def _misplaced(table: SavedTable, found: Mapping[str, Any], own: Description) ->
         f"table {table.name!r}: state {name!r} is sharded in another way than here; save it with "
         "torch.distributed.checkpoint and load it from there"
         for name in own.states
-        if not table.has_places_of(name, found[name])
+        if not isinstance(found[name], DTensor) and not table.has_places_of(name, found[name])
     ]
 
 

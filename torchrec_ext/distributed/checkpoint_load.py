@@ -19,7 +19,7 @@ from torchrec_ext.distributed.checkpoint_checks import (
     parameters_of_ours,
 )
 from torchrec_ext.distributed.description import described_optimizer
-from torchrec_ext.distributed.fused_optimizer import check_steps
+from torchrec_ext.distributed.fused_optimizer import are_states_hidden, check_steps
 from torchrec_ext.distributed.patching import Function, Seam
 
 
@@ -41,13 +41,14 @@ def load(
     given = dict(state_dict.get("state", {}))
     rowwise: list[Callable[[], None]] = []
     for part, weight, key in parameters_of_ours(optimizer):
-        if not part.has_saved_form:
+        if are_states_hidden():
             continue
         table, saved = part.saved_tables[weight], given[key]
+        names = [] if part.is_dtensor else table.rowwise
         # What TorchRec would copy one to one: these are written below, or no part of the module.
-        own = {k: v for k, v in part.state[weight].items() if k not in saved or k in table.rowwise}
+        own = {k: v for k, v in part.state[weight].items() if k not in saved or k in names}
         given[key] = {**saved, **own}
-        for name in table.rowwise:
+        for name in names:
             rowwise.append(functools.partial(table.write_rowwise, name, saved[name]))
     for key in given.keys() - {key for _, _, key in parameters_of_ours(optimizer)}:
         given[key] = _without_description(key, given[key])

@@ -17,7 +17,12 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from torchrec_ext.distributed.checkpoint_checks import global_shape, name_problem, size_problem
+from torchrec_ext.distributed.checkpoint_checks import (
+    global_shape,
+    is_torchrecs_form,
+    name_problem,
+    size_problem,
+)
 from torchrec_ext.distributed.description import DESCRIPTIONS, STEP, Description
 from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.distributed.saved_form import FIRST_STATE, room_for
@@ -125,7 +130,11 @@ def _problems(
         for name, entry in found.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    checked = (size_problem(own, label, name, size) for name, size in sizes.items())
+    checked = (
+        size_problem(own, label, name, size)
+        for name, size in sizes.items()
+        if not is_torchrecs_form(own, name, states.get(f"{table}.{name}"))
+    )
     return [problem for problem in checked if problem is not None]
 
 

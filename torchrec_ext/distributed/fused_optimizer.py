@@ -31,13 +31,20 @@ def states_hidden() -> Iterator[None]:
         _states_hidden = before
 
 
+def are_states_hidden() -> bool:
+    """Whether :func:`states_hidden` is open."""
+    return _states_hidden
+
+
 class FusedOptimizer(EmbeddingFusedOptimizer):
     """The fused optimizer of one group of tables.
 
     ``state`` has every table in the form of checkpoints, see
-    :mod:`torchrec_ext.distributed.saved_form`. Where the optimizer's update depends on the step
-    clock, every table has the state ``<table>.step``: the completed updates, int64 ``[1]``, the
-    same on every rank and for every sharding plan.
+    :mod:`torchrec_ext.distributed.saved_form`; of tables that are ``DTensor``, as under
+    ``DMPCollection``, in TorchRec's form, whose ``[rows]`` states fit plans of as many column
+    shards only. Where the optimizer's update depends on the step clock, every table has the state
+    ``<table>.step``: the completed updates, int64 ``[1]``, the same on every rank and for every
+    sharding plan.
 
     The learning rate in ``param_groups`` is read when an update runs, so that every order of a
     scheduler's ``step()``, ``zero_grad()``, backward and ``step()`` has the one of its moment.
@@ -98,11 +105,6 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
     def state(self, state: dict[Any, dict[str, Any]]) -> None:
         self._state = state
 
-    @property
-    def has_saved_form(self) -> bool:
-        """Whether ``state`` is in the form of checkpoints of ours now."""
-        return not self.is_dtensor and not _states_hidden
-
     def _states_of(self, weight: Any) -> dict[str, Any]:
         if _states_hidden:
             return {}
@@ -110,9 +112,8 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
         states: dict[str, Any] = dict(self._state[weight]) if self.is_dtensor else table.states()
         if self.stated_step is None and weight in self.step_names:
             states[self.step_names[weight]] = self.module.iter
-        if not self.is_dtensor:
-            described = self.description(weight)
-            states[f"{table.name}.{described.name}"] = described.to_tensor()
+        described = self.description(weight)
+        states[f"{table.name}.{described.name}"] = described.to_tensor()
         return states
 
     def description(self, weight: Any) -> Description:
