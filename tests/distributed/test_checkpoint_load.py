@@ -286,3 +286,12 @@ def test_a_rank_without_tables_loads_at_any_depth(tmp_path):
     assert [len(tensors) for tensors in saved] == [3, 0]
     for name, tensor in saved[0].items():
         assert torch.equal(loaded[0][name], tensor)
+
+
+def test_a_checkpoint_of_weights_alone_says_how_to_load_it(tmp_path):
+    def save() -> None:
+        dcp.save({"model": _sharded(FTRL).state_dict()}, checkpoint_id=str(tmp_path))
+
+    run_on_ranks(2, save)
+    for message in run_on_ranks(2, _refusal, FTRL, str(tmp_path)):
+        assert re.search("table 't0': the checkpoint has no states of it.*weights alone", message)

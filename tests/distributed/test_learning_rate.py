@@ -221,3 +221,29 @@ def _changed_through_the_optimizer() -> list[float]:
 def test_a_rate_given_to_the_optimizer_outlives_zero_grad() -> None:
     (rates,) = run_on_ranks(1, _changed_through_the_optimizer)
     assert set(rates) == {0.5}
+
+
+def _warmed_up_and_loaded(optimizer: Any) -> tuple[float, float]:
+    """The learning rate before a load of the optimizer's own state dict, and after it."""
+    ours = isinstance(optimizer, OptimType)
+    sharder_type = (
+        EmbeddingBagCollectionSharder if ours else embeddingbag.EmbeddingBagCollectionSharder
+    )
+    model, sharder = models.Model(), sharder_type({"optimizer": optimizer, "learning_rate": 0.1})
+    sharded = models.shard(model, [sharder], models.plan_for(model, [sharder], "table_wise"))
+    stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.1)]
+    warm_up = WarmupOptimizer(sharded.fused_optimizer, stages, lr=0.2)
+    for batch in models.batches(3):
+        sharded(batch.of_rank(0, 1)).backward()
+        warm_up.step()
+    before = warm_up.param_groups[0]["lr"]
+    warm_up.load_state_dict(copy.deepcopy(warm_up.state_dict()))
+    return before, sharded.fused_optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [EmbOptimType.EXACT_ADAGRAD, OptimType.FTRL, OptimType.ADAM], ids=str
+)
+def test_torchrecs_warm_up_is_in_no_checkpoint_of_a_fused_optimizer(optimizer) -> None:
+    before, after = run_on_ranks(1, _warmed_up_and_loaded, optimizer)[0]
+    assert before == pytest.approx(0.2 * (0.1 + 0.9 * 3 / 4)) and after == pytest.approx(0.2 * 0.1)

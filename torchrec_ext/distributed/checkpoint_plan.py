@@ -108,6 +108,12 @@ def _problems(
     partial: bool,
 ) -> list[str]:
     label = table.rpartition(".")[2]
+    if not found and not partial:
+        return [
+            f"table {label!r}: the checkpoint has no states of it, which OptimType."
+            f"{own.optimizer.name} needs; for weights alone, leave the optimizer out of the state "
+            "dict"
+        ]
     expected = [name for name in own.state_names if f"{table}.{name}" in states]
     stated = [name for name in own.state_names if name not in expected and name == STEP]
     if stated and STEP in found:
