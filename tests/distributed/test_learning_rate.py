@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed import embeddingbag
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 from torchrec_ext import OptimType
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder
+from torchrec_ext.optim import FTRL, Adam
 from torchrec_ext.optimizers import HyperparameterError
 
 from ..modules import make_module, single_step
@@ -247,3 +249,21 @@ def _warmed_up_and_loaded(optimizer: Any) -> tuple[float, float]:
 def test_torchrecs_warm_up_is_in_no_checkpoint_of_a_fused_optimizer(optimizer) -> None:
     before, after = run_on_ranks(1, _warmed_up_and_loaded, optimizer)[0]
     assert before == pytest.approx(0.2 * (0.1 + 0.9 * 3 / 4)) and after == pytest.approx(0.2 * 0.1)
+
+
+def _change_that_one_of_two_refuses() -> list[float]:
+    model = models.Model()
+    for name, table in model.ebc.embedding_bags.items():
+        optimizer = FTRL if name == "t0" else Adam
+        _apply_optimizer_in_backward(optimizer, table.parameters(), {"lr": 0.1})
+    sharder = EmbeddingBagCollectionSharder()
+    sharded = models.shard(model, [sharder], models.plan_for(model, [sharder], "table_wise"))
+    with pytest.raises(HyperparameterError, match="'t1'.*ADAM has no hyperparameter 'l1_reg'"):
+        sharded.fused_optimizer.update_hyper_parameters({"lr": 0.5, "l1_reg": 0.1})
+    rates = [each.get_learning_rate() for each in models.modules_by_table(sharded).values()]
+    return [*rates, *(group["lr"] for group in sharded.fused_optimizer.param_groups)]
+
+
+def test_a_change_that_one_optimizer_refuses_changes_none() -> None:
+    (rates,) = run_on_ranks(1, _change_that_one_of_two_refuses)
+    assert set(rates) == {0.1}

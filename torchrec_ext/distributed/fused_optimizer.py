@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
 
 from torchrec_ext.distributed.description import STEP, Description
+from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.distributed.saved_form import SavedTable
 from torchrec_ext.optimizer_clock import check_step
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
@@ -241,3 +243,23 @@ def ours_in(optimizer: Any) -> Iterator[FusedOptimizer]:
             yield from ours_in(part)
     elif isinstance(optimizer, OptimizerWrapper):
         yield from ours_in(optimizer._optimizer)
+
+
+def _updated_together(original: Function) -> Function:
+    @functools.wraps(original)
+    def update_hyper_parameters(self: Any, params_dict: dict[str, Any]) -> None:
+        for part in ours_in(self):  # before the first of them is changed
+            part.module.resolve_hyper_parameters(params_dict)
+        original(self, params_dict)
+
+    return update_hyper_parameters
+
+
+SEAMS = (
+    Seam(
+        CombinedOptimizer,
+        "update_hyper_parameters",
+        ("self", "params_dict"),
+        _updated_together,
+    ),
+)

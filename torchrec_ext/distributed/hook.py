@@ -30,6 +30,7 @@ from torchrec_ext.distributed import (
     estimates,
     eviction,
     fused_collections,
+    fused_optimizer,
     index_dedup,
     mean_lookups,
     patching,
@@ -40,7 +41,6 @@ from torchrec_ext.distributed import (
     sharded_modules,
     table_optimizers,
 )
-from torchrec_ext.distributed.fused_optimizer import states_hidden
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
 from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.optim_type import OptimType
@@ -206,7 +206,7 @@ def _reshard(original: Function) -> Function:
     @functools.wraps(original)
     def update_shards(self: Any, changed_sharding_params: Any, env: Any, device: Any) -> None:
         snapshot = reshard.take_snapshot(self)
-        with states_hidden():
+        with fused_optimizer.states_hidden():
             original(self, changed_sharding_params, env, device)
         reshard.restore(snapshot, self, env.process_group)
 
@@ -270,6 +270,7 @@ SEAMS = (
     *estimates.SEAMS,
     *eviction.SEAMS,
     *fused_collections.SEAMS,
+    *fused_optimizer.SEAMS,
     *proposals.SEAMS,
     *replica_sync.SEAMS,
     *sharded_modules.SEAMS,
