@@ -151,6 +151,9 @@ def _load_beside_others(edit: str) -> tuple[str, bool]:
         del states["exp_avg"]
     elif edit == "shape":
         states["exp_avg"] = torch.zeros(2)
+    elif edit == "stranger":
+        table = state_dict["state"]["fused.ebc.embedding_bags.t0.weight"]
+        state_dict["state"]["fused.t9"] = dict(table)
     elif edit == "absent":
         state_dict["state"]["dense.other"] = state_dict["state"].pop("dense.bias")
     else:
@@ -167,11 +170,16 @@ def _load_beside_others(edit: str) -> tuple[str, bool]:
     [
         ("missing", r"'dense.bias': the checkpoint has the states \['step', 'exp_avg_sq'\]"),
         ("shape", r"'exp_avg' is a Tensor of shape \(2,\) in the checkpoint, expected .*\(3,\)"),
+        (
+            "stranger",
+            r"^parameter 'fused.t9': it is not among those of this optimizer",
+        ),
         ("absent", r"'dense.bias': the checkpoint has no states"),
         ("groups", r"param_groups of .*: the checkpoint has \['params'\], the optimizer"),
     ],
 )
 def test_tables_are_not_loaded_where_other_parameters_do_not_fit(edit, message) -> None:
     ((found, is_unchanged),) = run_on_ranks(1, _load_beside_others, edit)
-    assert re.search(message, found) and found.startswith("nothing was loaded:\n")
+    assert re.search(message, found, re.MULTILINE)
+    assert found.startswith("nothing was loaded:\n")
     assert is_unchanged

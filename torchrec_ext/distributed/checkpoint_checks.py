@@ -76,6 +76,12 @@ def check_others(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> No
         if id(parameter) not in ours and parameter in state
         for problem in _problems_of_other(key, state[parameter], given.get(key))
     ]
+    problems += [
+        f"parameter {key!r}: it is not among those of this optimizer on this rank; what another "
+        "plan saved is loaded through torch.distributed.checkpoint"
+        for key in given
+        if key not in optimizer.params
+    ]
     if optimizer.defaults["_save_param_groups"]:
         own, found = _groups(optimizer.state_dict()), _groups(state_dict)
         problems += [

@@ -50,7 +50,8 @@ def load(
         given[key] = {**saved, **own}
         for name in names:
             rowwise.append(functools.partial(table.write_rowwise, name, saved[name]))
-    for key in given.keys() - {key for _, _, key in parameters_of_ours(optimizer)}:
+    ours = {key for _, _, key in parameters_of_ours(optimizer)}
+    for key in optimizer.params.keys() & given.keys() - ours:
         given[key] = _without_description(key, given[key])
     complete = {**state_dict, "state": given}
     check_others(optimizer, complete)
