@@ -8,7 +8,8 @@ on every rank, before a kernel is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
@@ -176,7 +177,7 @@ def _grid_problem(info: EmbeddingShardingInfo) -> str | None:
     return None
 
 
-def mean_problems(tables: Sequence[tuple[EmbeddingBagConfig, str]]) -> list[str]:
+def mean_problems(tables: Sequence[tuple[EmbeddingBagConfig, str]]) -> Iterator[str]:
     """What a mean-pooled table under row_wise does to the other tables of its collection.
 
     TorchRec sums there and divides by the bags' lengths afterwards, over the whole collection. It
@@ -185,28 +186,28 @@ def mean_problems(tables: Sequence[tuple[EmbeddingBagConfig, str]]) -> list[str]
 
     Args:
         tables: All of a collection, with their sharding types.
+
+    Yields: a line for each table that would be trained wrong.
     """
     by_rows = [table for table, sharding_type in tables if sharding_type in MEAN_AFTERWARDS]
     means = [table.name for table in by_rows if table.pooling == PoolingType.MEAN]
     if not means:
-        return []
-    problems = []
+        return
+    readers = Counter(feature for table in by_rows for feature in set(table.feature_names))
     for table, sharding_type in tables:
-        others = [other for other in by_rows if other is not table]
-        shared = [f for f in table.feature_names for o in others if f in o.feature_names]
+        shared = [feature for feature in table.feature_names if readers[feature] > 1]
         if sharding_type not in MEAN_AFTERWARDS:
             what = f"{sharding_type} beside"
         elif shared and table.pooling != PoolingType.MEAN:
             what = f"feature {shared[0]!r} is read by another table as well, beside"
         else:
             continue
-        problems.append(
+        yield (
             f"table {table.name!r}: {what} the mean-pooled {named(means)} under row_wise or "
             f"table_row_wise; TorchRec divides its bags by their lengths too. Give {named(means)} "
             "sharding_types=['table_wise'] or 'column_wise' in ParameterConstraints, or an "
             "EmbeddingBagCollection of its own"
         )
-    return problems
 
 
 def _host_problem(table: str, sharding: ParameterSharding) -> str | None:

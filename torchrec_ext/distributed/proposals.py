@@ -53,9 +53,9 @@ def check(proposal: Iterable[ShardingOption]) -> None:
             continue
         configs = _configs(options[0].module[1])
         tables = [(configs[o.name], o.sharding_type) for o in options if o.name in configs]
-        problems = plan.mean_problems(tables)
-        if problems:
-            raise PlannerError(error_type=PlannerErrorType.PARTITION, message="\n".join(problems))
+        problem = next(plan.mean_problems(tables), None)
+        if problem is not None:
+            raise PlannerError(error_type=PlannerErrorType.PARTITION, message=problem)
 
 
 def _configs(module: Any) -> dict[str, Any]:
