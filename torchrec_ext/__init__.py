@@ -20,6 +20,7 @@ def install() -> None:
 
     Raises:
         UnsupportedTorchRecError: The installed TorchRec is not one whose internals are known.
+        RuntimeError: A function was wrapped again after ``install()`` without ``functools.wraps``.
     """
     from torchrec_ext.distributed import hook
 

@@ -92,7 +92,8 @@ def _local_parts(name: str, value: Any) -> dict[_Part, Tensor]:
                 f"{name} is a DTensor of {type(local).__name__}, expected TorchRec's "
                 "LocalShardsWrapper; gather it with full_tensor()"
             )
-        shards = list(zip(local.local_offsets(), local.local_shards(), strict=True))
+        # Without any shard TorchRec's wrapper has an offset all the same.
+        shards = list(zip(local.local_offsets(), local.local_shards(), strict=False))
     return {
         _Part(tuple(offsets), tuple(tensor.shape)): tensor.detach()
         for offsets, tensor in shards

@@ -6,7 +6,23 @@ without them would return to what the old states stand for. Other optimizers go 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadHistory:
+    """What :class:`LoadedWeights` knows of a table.
+
+    Attributes:
+        is_alone: Its weights were loaded without their states.
+        had_update: It was updated, or its states were loaded.
+        had_states: Its states were loaded since its last update.
+    """
+
+    is_alone: bool
+    had_update: bool
+    had_states: bool
 
 
 class LoadedWeights:
@@ -54,3 +70,13 @@ class LoadedWeights:
                 "model.fused_optimizer) to go on from the weights"
             )
         self._had_update, self._had_states = True, False
+
+    def history_of(self, table: str) -> LoadHistory:
+        """What is known of a table, for the module that it moves to."""
+        return LoadHistory(table in self._alone, self._had_update, self._had_states)
+
+    def go_on(self, histories: Mapping[str, LoadHistory]) -> None:
+        """Takes over what other modules knew of this one's tables."""
+        self._alone = {table for table, history in histories.items() if history.is_alone}
+        self._had_update = any(history.had_update for history in histories.values())
+        self._had_states = all(history.had_states for history in histories.values())

@@ -81,14 +81,22 @@ class OptimizerClock(OptimizerStates):
         Raises:
             HyperparameterError: A name is unknown or a value is not legal; nothing was changed.
         """
-        try:
-            resolved = self._spec.resolve(params_dict, base=self._hyperparameters)
-        except HyperparameterError as error:
-            raise HyperparameterError(f"tables {self.table_labels}: {error}") from error
+        resolved = self.resolve_hyper_parameters(params_dict)
         if self._sleeping is not None and _shape(resolved) != _shape(self._hyperparameters):
             self.flush()
             self._sleeping.restart(int(self.iter), Series.of(self.optim_type, resolved))
         self._set_hyperparameters(resolved)
+
+    def resolve_hyper_parameters(self, params_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """What :meth:`update_hyper_parameters` would make of the hyperparameters.
+
+        Raises:
+            HyperparameterError: As there.
+        """
+        try:
+            return self._spec.resolve(params_dict, base=self._hyperparameters)
+        except HyperparameterError as error:
+            raise HyperparameterError(f"tables {self.table_labels}: {error}") from error
 
     def set_optimizer_step(self, step: int) -> None:
         """Sets the number of completed updates; the next update is number ``step + 1``.

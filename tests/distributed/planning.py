@@ -1,7 +1,8 @@
-"""Tables and options for the tests of the planner; nothing here is sharded."""
+"""Tables, options and plans for tests; nothing here is sharded."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollec
 from torchrec.distributed.planner import ParameterConstraints, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.types import Perf, ShardingOption, Storage
+from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
 
 ROWS, DIM, COLUMNS_PER_SHARD = 1000, 64, 16
@@ -113,3 +115,13 @@ def states_storage(module: Any, sharder: Any, plain: tuple[Any, Any], **keywords
         ]
         for key in found
     }
+
+
+def moved_on(sharding: ParameterSharding, ranks: int) -> ParameterSharding:
+    """The same shards, each on the next rank."""
+    changed = copy.deepcopy(sharding)
+    assert isinstance(changed.sharding_spec, EnumerableShardingSpec)
+    changed.ranks = [(rank + 1) % ranks for rank in changed.ranks]
+    for shard, rank in zip(changed.sharding_spec.shards, changed.ranks, strict=True):
+        shard.placement = torch.distributed._remote_device(f"rank:{rank}/cpu")
+    return changed

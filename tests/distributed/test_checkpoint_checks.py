@@ -9,6 +9,7 @@ import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
 from torchrec_ext import OptimType
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder
@@ -127,3 +128,58 @@ def _fbgemms(written: Any, read: Any) -> bool:
 def test_fbgemms_adagrad_loads_into_ours_and_back(ours, into_ours) -> None:
     pair = (ours.counterpart, ours) if into_ours else (ours, ours.counterpart)
     assert run_on_ranks(1, _fbgemms, *pair) == [True]
+
+
+def _combined(sharded: models.DistributedModelParallel) -> CombinedOptimizer:
+    """The fused optimizer and one of a parameter that is not sharded, with its states."""
+    dense = KeyedOptimizerWrapper({"bias": torch.nn.Parameter(torch.zeros(3))}, torch.optim.Adam)
+    dense.init_state()
+    return CombinedOptimizer([("fused", sharded.fused_optimizer), ("dense", dense)])
+
+
+def _load_beside_others(edit: str) -> tuple[str, bool]:
+    """The error of a load whose other states do not fit, and whether ours are as they were."""
+    source, target = _combined(_sharded(FTRL)), _sharded(FTRL)
+    combined = _combined(target)
+    for optimizer in (source, combined):
+        optimizer.save_param_groups(edit == "groups")
+    for each in models.modules_by_table(target).values():
+        each.reset_optimizer_states()
+    state_dict = source.state_dict()
+    states = state_dict["state"]["dense.bias"]
+    if edit == "missing":
+        del states["exp_avg"]
+    elif edit == "shape":
+        states["exp_avg"] = torch.zeros(2)
+    elif edit == "stranger":
+        table = state_dict["state"]["fused.ebc.embedding_bags.t0.weight"]
+        state_dict["state"]["fused.t9"] = dict(table)
+    elif edit == "absent":
+        state_dict["state"]["dense.other"] = state_dict["state"].pop("dense.bias")
+    else:
+        del state_dict["param_groups"][0]["lr"]
+    before = _states(target)
+    with pytest.raises(ValueError) as caught:
+        combined.load_state_dict(state_dict)
+    after = _states(target)
+    return str(caught.value), all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    "edit, message",
+    [
+        ("missing", r"'dense.bias': the checkpoint has the states \['step', 'exp_avg_sq'\]"),
+        ("shape", r"'exp_avg' is a Tensor of shape \(2,\) in the checkpoint, expected .*\(3,\)"),
+        (
+            "stranger",
+            r"^parameter 'fused.t9': it is not among those of this optimizer",
+        ),
+        ("absent", r"'dense.bias': the checkpoint has no states"),
+        ("groups", r"param_groups of .*: the checkpoint has \['params'\], the optimizer"),
+    ],
+)
+def test_tables_are_not_loaded_where_other_parameters_do_not_fit(edit, message) -> None:
+    ((found, is_unchanged),) = run_on_ranks(1, _load_beside_others, edit)
+    assert re.search(message, found, re.MULTILINE)
+    assert found.startswith("nothing was loaded:\n")
+    assert is_unchanged

@@ -216,3 +216,82 @@ def test_an_asynchronous_save_holds_the_state_of_its_call(tmp_path):
 
     for one, other in zip(run_on_ranks(2, straight), run_on_ranks(2, resumed), strict=True):
         assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_asynchronous_saves_may_be_started_before_the_last_is_done(tmp_path):
+    saves = 4
+
+    def straight() -> list[dict[str, torch.Tensor]]:
+        sharded, states, futures = _sharded(ADAM), [], []
+        for number in range(saves):
+            _train(sharded, number, number + 1)
+            states.append(_tensors(sharded))
+            futures.append(async_save(_state(sharded), checkpoint_id=str(tmp_path / str(number))))
+        for future in futures:
+            future.result()
+        return states
+
+    def resumed() -> list[dict[str, torch.Tensor]]:
+        sharded, states = _sharded(ADAM), []
+        for number in range(saves):
+            _load(sharded, str(tmp_path / str(number)))
+            states.append(_tensors(sharded))
+        return states
+
+    for before, after in zip(
+        run_on_ranks(2, straight, timeout=20.0), run_on_ranks(2, resumed), strict=True
+    ):
+        for one, other in zip(before, after, strict=True):
+            assert all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_a_learning_rate_that_comes_with_its_param_groups_is_no_difference():
+    def load() -> set[float]:
+        source, target = _sharded(FTRL), _sharded(FTRL)
+        for each in (source, target):
+            each.fused_optimizer.save_param_groups(True)
+        for group in source.fused_optimizer.param_groups:
+            group["lr"] = 0.25
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*hyperparameters")
+            target.fused_optimizer.load_state_dict(source.fused_optimizer.state_dict())
+        _train(target, 0, 1)
+        return {each.get_learning_rate() for each in models.modules_by_table(target).values()}
+
+    assert run_on_ranks(2, load) == [{0.25}, {0.25}]
+
+
+def test_a_rank_without_tables_loads_at_any_depth(tmp_path):
+    tables = models.SUM_TABLES[:1]
+
+    def nested(sharded: models.DistributedModelParallel) -> dict[str, Any]:
+        return {"run": {"state": _state(sharded), "step": STEPS}}
+
+    def save() -> dict[str, torch.Tensor]:
+        sharded = _sharded(ADAM, tables)
+        for batch in models.batches(STEPS, tables):
+            sharded(batch.of_rank(dist.get_rank(), 2)).backward()
+        dcp.save(nested(sharded), checkpoint_id=str(tmp_path))
+        return _tensors(sharded)
+
+    def load() -> dict[str, torch.Tensor]:
+        sharded = _sharded(ADAM, tables)
+        state = nested(sharded)
+        dcp.load(state, checkpoint_id=str(tmp_path))
+        sharded.load_state_dict(state["run"]["state"]["model"])
+        sharded.fused_optimizer.load_state_dict(state["run"]["state"]["optimizer"])
+        return _tensors(sharded)
+
+    saved, loaded = run_on_ranks(2, save), run_on_ranks(2, load)
+    assert [len(tensors) for tensors in saved] == [3, 0]
+    for name, tensor in saved[0].items():
+        assert torch.equal(loaded[0][name], tensor)
+
+
+def test_a_checkpoint_of_weights_alone_says_how_to_load_it(tmp_path):
+    def save() -> None:
+        dcp.save({"model": _sharded(FTRL).state_dict()}, checkpoint_id=str(tmp_path))
+
+    run_on_ranks(2, save)
+    for message in run_on_ranks(2, _refusal, FTRL, str(tmp_path)):
+        assert re.search("table 't0': the checkpoint has no states of it.*weights alone", message)

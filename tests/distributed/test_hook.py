@@ -98,6 +98,36 @@ def test_a_wrapper_put_on_after_ours_is_not_thrown_away():
         setattr(seam.owner, seam.name, ours)
 
 
+def test_a_wrapper_that_hides_ours_is_an_error():
+    seam = hook.SEAMS[0]
+    torchrec_ext.install()
+    ours = seam.current()
+
+    def theirs(self, config, device, pg, sharding_type, env):
+        return ours(self, config, device, pg, sharding_type, env)
+
+    setattr(seam.owner, seam.name, theirs)
+    try:
+        for change in (torchrec_ext.install, torchrec_ext.uninstall):
+            with pytest.raises(RuntimeError, match=r"replaced by .*theirs .* functools.wraps"):
+                change()
+            assert seam.current() is theirs
+    finally:
+        setattr(seam.owner, seam.name, ours)
+
+
+def test_what_torchrec_had_is_wrapped_again(monkeypatch):
+    seam = hook.SEAMS[0]
+    torchrecs = seam.current()
+    monkeypatch.setattr(seam.owner, seam.name, _wrapped(torchrecs))
+    torchrec_ext.install()
+    monkeypatch.setattr(seam.owner, seam.name, torchrecs)  # somebody took it off, and ours with it
+    torchrec_ext.install()
+    assert hook.in_place()
+    torchrec_ext.uninstall()
+    assert seam.current() is torchrecs
+
+
 def test_importing_the_package_imports_neither_fbgemm_nor_torchrec():
     program = (
         "import sys, torchrec_ext, torchrec_ext.optim;"

@@ -134,18 +134,21 @@ def test_every_rank_gets_the_weights_on_demand() -> None:
         assert torch.equal(weight, whole[name.split(".")[-2]])
 
 
-def _gather_from_replicas() -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+def _gather_from_replicas(
+    sharding_type: str,
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     sharder = EmbeddingBagCollectionSharder(
         {"optimizer": OptimType.FTRL, **HYPERPARAMETERS[OptimType.FTRL]}
     )
-    model = replicas.replicate(models.Model(), [sharder], "column_wise")
+    model = replicas.replicate(models.Model(), [sharder], sharding_type)
     model(models.batches(1)[0].of_rank(dist.get_rank(), 4)).backward()
     model.sync()
     return gather_weights(model), gather_weights(model.module.ebc, all_ranks=True), _shards(model)
 
 
-def test_replicas_are_gathered_once() -> None:
-    results = run_on_ranks(4, _gather_from_replicas)
+@pytest.mark.parametrize("sharding_type", ["table_wise", "column_wise"])
+def test_replicas_are_gathered_once(sharding_type) -> None:
+    results = run_on_ranks(4, _gather_from_replicas, sharding_type)
     whole = models.assemble([shards for _, _, shards in results])
     for name, weight in results[0][0].items():
         assert torch.equal(weight, whole[name.split(".")[-2]])

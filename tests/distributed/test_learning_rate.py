@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed import embeddingbag
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 from torchrec_ext import OptimType
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder
+from torchrec_ext.optim import FTRL, Adam
 from torchrec_ext.optimizers import HyperparameterError
 
 from ..modules import make_module, single_step
@@ -203,3 +205,65 @@ def test_copies_follow_nothing() -> None:
     optimizer.param_groups[0]["lr"] = 0.25
     assert single_step(module, 1.0) == -0.25
     assert single_step(other, 1.0) == -0.5
+
+
+def _changed_through_the_optimizer() -> list[float]:
+    sharded = _sharded()
+    optimizer = sharded.fused_optimizer
+    optimizer.update_hyper_parameters({"lr": 0.5})
+    rates = []
+    for batch in models.batches(2):
+        optimizer.zero_grad()
+        sharded(batch.of_rank(0, 1)).backward()
+        optimizer.step()
+        rates.append(next(iter(models.modules_by_table(sharded).values())).get_learning_rate())
+    return [*rates, *(group["lr"] for group in optimizer.param_groups)]
+
+
+def test_a_rate_given_to_the_optimizer_outlives_zero_grad() -> None:
+    (rates,) = run_on_ranks(1, _changed_through_the_optimizer)
+    assert set(rates) == {0.5}
+
+
+def _warmed_up_and_loaded(optimizer: Any) -> tuple[float, float]:
+    """The learning rate before a load of the optimizer's own state dict, and after it."""
+    ours = isinstance(optimizer, OptimType)
+    sharder_type = (
+        EmbeddingBagCollectionSharder if ours else embeddingbag.EmbeddingBagCollectionSharder
+    )
+    model, sharder = models.Model(), sharder_type({"optimizer": optimizer, "learning_rate": 0.1})
+    sharded = models.shard(model, [sharder], models.plan_for(model, [sharder], "table_wise"))
+    stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.1)]
+    warm_up = WarmupOptimizer(sharded.fused_optimizer, stages, lr=0.2)
+    for batch in models.batches(3):
+        sharded(batch.of_rank(0, 1)).backward()
+        warm_up.step()
+    before = warm_up.param_groups[0]["lr"]
+    warm_up.load_state_dict(copy.deepcopy(warm_up.state_dict()))
+    return before, sharded.fused_optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [EmbOptimType.EXACT_ADAGRAD, OptimType.FTRL, OptimType.ADAM], ids=str
+)
+def test_torchrecs_warm_up_is_in_no_checkpoint_of_a_fused_optimizer(optimizer) -> None:
+    before, after = run_on_ranks(1, _warmed_up_and_loaded, optimizer)[0]
+    assert before == pytest.approx(0.2 * (0.1 + 0.9 * 3 / 4)) and after == pytest.approx(0.2 * 0.1)
+
+
+def _change_that_one_of_two_refuses() -> list[float]:
+    model = models.Model()
+    for name, table in model.ebc.embedding_bags.items():
+        optimizer = FTRL if name == "t0" else Adam
+        _apply_optimizer_in_backward(optimizer, table.parameters(), {"lr": 0.1})
+    sharder = EmbeddingBagCollectionSharder()
+    sharded = models.shard(model, [sharder], models.plan_for(model, [sharder], "table_wise"))
+    with pytest.raises(HyperparameterError, match="'t1'.*ADAM has no hyperparameter 'l1_reg'"):
+        sharded.fused_optimizer.update_hyper_parameters({"lr": 0.5, "l1_reg": 0.1})
+    rates = [each.get_learning_rate() for each in models.modules_by_table(sharded).values()]
+    return [*rates, *(group["lr"] for group in sharded.fused_optimizer.param_groups)]
+
+
+def test_a_change_that_one_optimizer_refuses_changes_none() -> None:
+    (rates,) = run_on_ranks(1, _change_that_one_of_two_refuses)
+    assert set(rates) == {0.1}

@@ -13,15 +13,18 @@ from torchrec_ext.distributed import EmbeddingBagCollectionSharder
 
 from ..hyperparameters import HYPERPARAMETERS
 from . import models
+from .planning import moved_on
 from .ranks import run_on_ranks
 
 PRESERVING = {"preserve_initial_weight": True}
 
 
-def _sharded(optimizer: OptimType, **more: Any) -> models.DistributedModelParallel:
+def _sharded(
+    optimizer: OptimType, sharding_type: str = "row_wise", **more: Any
+) -> models.DistributedModelParallel:
     params = {"optimizer": optimizer, **HYPERPARAMETERS[optimizer], **more}
     model, sharder = models.Model(), EmbeddingBagCollectionSharder(params)
-    sharded = models.shard(model, [sharder], models.plan_for(model, [sharder], "row_wise"))
+    sharded = models.shard(model, [sharder], models.plan_for(model, [sharder], sharding_type))
     models.write_weights(sharded, models.initial_weights())
     return sharded
 
@@ -105,3 +108,26 @@ def test_other_optimizers_and_new_rows_that_preserve_go_on() -> None:
     run_on_ranks(2, _fine, OptimType.FTRL, False, **PRESERVING)
     with pytest.raises(RuntimeError, match="without their optimizer's states"):
         run_on_ranks(2, _fine, OptimType.FTRL, True, **PRESERVING)
+
+
+def _moved_between_load_and_update(load_first: bool, **more: Any) -> None:
+    source = _sharded(OptimType.FTRL, sharding_type="table_wise")
+    target = _sharded(OptimType.FTRL, sharding_type="table_wise", **more)
+    _step(source, 0)
+    _step(target, 1)
+    if load_first:
+        target.load_state_dict(copy.deepcopy(source.state_dict()))
+    for each in (source, target):
+        changed = {"t0": moved_on(each.plan.plan["ebc"]["t0"], torch.distributed.get_world_size())}
+        sharder = EmbeddingBagCollectionSharder()
+        sharder.reshard(each.module.ebc, changed, each._env, torch.device("cpu"))
+        each._optim = each._init_optim(each.module)  # as model.reshard() does
+    if not load_first:
+        target.load_state_dict(copy.deepcopy(source.state_dict()))
+    with pytest.raises(RuntimeError, match="without.*derive_optimizer_states"):
+        _step(target, 2)
+
+
+@pytest.mark.parametrize("load_first", [False, True])
+def test_tables_that_move_to_other_ranks_keep_what_was_loaded(load_first) -> None:
+    run_on_ranks(2, _moved_between_load_and_update, load_first, **PRESERVING)

@@ -219,6 +219,20 @@ def test_in_dense_mode_an_evicted_row_owes_no_decay():
         assert_same_bits([weights[1][found["rows"]], *(s[found["rows"]] for s in after[1])], lazy)
 
 
+@pytest.mark.parametrize("pooled", [True, False])
+def test_ftrl_preserves_the_fresh_weight_of_an_evicted_row(pooled):
+    """Its first update, here without a gradient, starts from the weight that TorchRec wrote."""
+    values = {**HYPERPARAMETERS[OptimType.FTRL], "preserve_initial_weight": True}
+    fused_params = {"optimizer": OptimType.FTRL, **values}
+    for found in run_on_ranks(RANKS, _train_evict_and_look_up, pooled, fused_params):
+        rows = found["rows"]
+        assert sorted(rows) == [0, 1, 2], "the test needs every old row of this rank evicted"
+        weights, states = found["after"]
+        fresh = torch.full_like(weights[1][rows], FRESH)
+        torch.testing.assert_close(weights[1][rows], fresh, rtol=1e-6, atol=0.0)
+        assert (found["before"][0][1][rows] != FRESH).all() and not states[1][1][rows].any()
+
+
 def test_fbgemm_keeps_the_states_of_an_evicted_row():
     fused_params = {"optimizer": EmbOptimType.EXACT_ADAGRAD, "learning_rate": 0.1}
     for found in run_on_ranks(RANKS, _train_evict_and_look_up, True, fused_params):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder as TorchRecsSharder
-from torchrec.distributed.types import EnumerableShardingSpec, ParameterSharding
 
 from torchrec_ext import OptimType
 from torchrec_ext.distributed import EmbeddingBagCollectionSharder
 
 from ..hyperparameters import HYPERPARAMETERS
 from . import models
+from .planning import moved_on
 from .ranks import run_on_ranks
 
 OPTIMIZERS = pytest.mark.parametrize("optimizer", list(OptimType), ids=lambda o: o.name)
@@ -33,16 +31,6 @@ def _sharded(
     return sharded, sharder
 
 
-def _moved(sharding: ParameterSharding, ranks: int) -> ParameterSharding:
-    """The same shards, each on the next rank."""
-    changed = copy.deepcopy(sharding)
-    assert isinstance(changed.sharding_spec, EnumerableShardingSpec)
-    changed.ranks = [(rank + 1) % ranks for rank in changed.ranks]
-    for shard, rank in zip(changed.sharding_spec.shards, changed.ranks, strict=True):
-        shard.placement = torch.distributed._remote_device(f"rank:{rank}/cpu")
-    return changed
-
-
 def _train(optimizer: OptimType, sharding_type: str, tables: tuple[str, ...]) -> dict[str, object]:
     """Trains, moving tables half way; gives weights, states, clocks and learning rates."""
     sharded, sharder = _sharded(optimizer, sharding_type)
@@ -53,7 +41,7 @@ def _train(optimizer: OptimType, sharding_type: str, tables: tuple[str, ...]) ->
                 group["lr"] = 0.03
         if number == STEPS // 2 and tables:
             plan = sharded.plan.plan["ebc"]
-            changed = {table: _moved(plan[table], ranks) for table in tables}
+            changed = {table: moved_on(plan[table], ranks) for table in tables}
             sharder.reshard(sharded.module.ebc, changed, sharded._env, torch.device("cpu"))
         sharded(batch.of_rank(rank, ranks)).backward()
     return {
@@ -103,7 +91,7 @@ def _reshard_after_one_rank_changed_its_rate() -> str:
         module.set_learning_rate(0.1 * (1 + rank))
     plan = sharded.plan.plan["ebc"]
     together = next(table for table in ("t0", "t2") if plan[table].ranks != plan["t1"].ranks)
-    changed = {together: _moved(plan[together], ranks)}
+    changed = {together: moved_on(plan[together], ranks)}
     try:
         sharder.reshard(sharded.module.ebc, changed, sharded._env, torch.device("cpu"))
     except RuntimeError as error:
@@ -126,7 +114,7 @@ def _fbgemms_rate() -> list[float]:
     sharded.fused_optimizer.zero_grad()
     rates = [{m.get_learning_rate() for m in models.modules_by_table(sharded).values()}]
     plan = sharded.plan.plan["ebc"]
-    changed = {"t0": _moved(plan["t0"], torch.distributed.get_world_size())}
+    changed = {"t0": moved_on(plan["t0"], torch.distributed.get_world_size())}
     sharder.reshard(sharded.module.ebc, changed, sharded._env, torch.device("cpu"))
     rates.append({m.get_learning_rate() for m in models.modules_by_table(sharded).values()})
     return rates
@@ -136,3 +124,35 @@ def test_torchrec_forgets_the_learning_rate() -> None:
     before, after = zip(*run_on_ranks(2, _fbgemms_rate), strict=True)
     assert set().union(*before) == {0.5}
     assert 0.5 not in set().union(*after)
+
+
+class _WithDense(models.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return super().forward(features) * self.scale
+
+
+def _resharded_by_the_model(model: models.Model) -> tuple[list[str], list[str]]:
+    """The tables of this rank's fused optimizer before and afterwards."""
+    sharder = EmbeddingBagCollectionSharder({"optimizer": OptimType.ADAM})
+    sharded = models.shard(model, [sharder], models.plan_for(model, [sharder], "table_wise"))
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    sharded(models.batches(1)[0].of_rank(rank, ranks)).backward()
+    changed = {t: moved_on(sharding, ranks) for t, sharding in sharded.plan.plan["ebc"].items()}
+    before = sorted(sharded.fused_optimizer.state_dict()["state"])
+    sharded.reshard({"ebc": (0.0, changed)}, "ebc")
+    assert set(models.read_steps(sharded).values()) == {1}
+    return before, sorted(sharded.fused_optimizer.state_dict()["state"])
+
+
+def test_the_models_fused_optimizer_has_the_moved_tables() -> None:
+    before, after = zip(*run_on_ranks(2, _resharded_by_the_model, _WithDense()), strict=True)
+    assert after == before[::-1] and before[0] != before[1]
+
+
+def test_torchrec_cannot_reshard_a_model_without_dense_parameters() -> None:
+    with pytest.raises(AttributeError, match="'Model' object has no attribute 'module'"):
+        run_on_ranks(2, _resharded_by_the_model, models.Model())

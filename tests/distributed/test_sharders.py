@@ -121,3 +121,10 @@ def test_a_sharder_puts_the_hook_in_place_and_back_in_place():
         return all(hasattr(m, "optim_type") for m in models.modules_by_table(sharded).values())
 
     assert run_on_ranks(1, build) == [True]
+
+
+def test_deduplication_cannot_drop_bad_indices():
+    fused_params = {"optimizer": OptimType.FTRL, "drop_bad_indices": True}
+    with pytest.raises(ValueError, match="drop_bad_indices=True with use_index_dedup=True.*Leave"):
+        EmbeddingCollectionSharder(fused_params, use_index_dedup=True)
+    EmbeddingCollectionSharder(fused_params, use_index_dedup=False)

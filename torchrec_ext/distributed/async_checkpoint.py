@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+# The last save on our own group, until the next one.
+_unfinished: list[Future[Any]] = []
 
 
 def async_save(state_dict: dict[str, Any], **keywords: Any) -> Future[Any]:
@@ -17,7 +20,8 @@ def async_save(state_dict: dict[str, Any], **keywords: Any) -> Future[Any]:
     The default one cannot copy a ``ShardedTensor``. This one copies weights and states to host
     memory before the call returns; training may go on while they are written. A collective call,
     which makes a process group of its own the first time: on the group of the training, the
-    messages of the two would get mixed up.
+    messages of the two would get mixed up. As those of two saves would: a call waits until the one
+    before it is written.
 
     Args:
         state_dict: As for ``torch.distributed.checkpoint.save``.
@@ -42,12 +46,17 @@ def async_save(state_dict: dict[str, Any], **keywords: Any) -> Future[Any]:
             f"async_stager={keywords['async_stager']!r}: async_save() is there to choose it; call "
             "torch.distributed.checkpoint.async_save() for another one"
         )
-    if keywords.get("process_group") is None and dist.is_initialized():
+    own = keywords.get("process_group") is None and dist.is_initialized()
+    if own:
         keywords["process_group"] = _own_group(dist.distributed_c10d._get_default_group())
+        wait(_unfinished)
+        _unfinished.clear()
     # A cached copy would be overwritten by the next call while it is still being written.
     stager = BlockingAsyncStager(cache_staged_state_dict=False)
     saved = dcp.async_save(state_dict, async_stager=stager, **keywords)
     assert isinstance(saved, Future)
+    if own:
+        _unfinished.append(saved)
     return saved
 
 

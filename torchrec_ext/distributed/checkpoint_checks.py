@@ -7,15 +7,21 @@ states of one name but another optimizer's are taken without a word.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.tensor import DTensor
 from torchrec.optim.keyed import KeyedOptimizer
 
 from torchrec_ext.distributed.description import Description, described_optimizer
-from torchrec_ext.distributed.fused_optimizer import FusedOptimizer, ours_in, state_names
+from torchrec_ext.distributed.fused_optimizer import (
+    FusedOptimizer,
+    are_states_hidden,
+    ours_in,
+    state_names,
+)
 from torchrec_ext.distributed.saved_form import SavedTable
 from torchrec_ext.optimizers import spec_of
 
@@ -33,21 +39,103 @@ def check_states(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> No
     Warns:
         UserWarning: Hyperparameters differ from those that the states were written with.
     """
+    if are_states_hidden():
+        return
     given = state_dict.get("state", {})
     problems: list[str] = []
     differences: dict[str, list[str]] = {}
+    loaded = ["learning_rate"] if optimizer.defaults["_save_param_groups"] else []
     for part, weight, key in parameters_of_ours(optimizer):
-        if not part.has_saved_form:
-            continue
         found = _problems(part, weight, key, given)
         problems += found
         if not found:
-            for difference in _differences(part.description(weight), given[key]):
+            for difference in _differences(part.description(weight), given[key], loaded):
                 differences.setdefault(difference, []).append(part.saved_tables[weight].name)
     if problems:
         raise ValueError("nothing was loaded:\n" + "\n".join(problems))
     for difference, tables in differences.items():
         warnings.warn(f"tables {tables}: {difference}", stacklevel=4)
+
+
+def check_others(optimizer: KeyedOptimizer, state_dict: Mapping[str, Any]) -> None:
+    """Checks what TorchRec itself would find, when it has written a part of the states already.
+
+    Args:
+        optimizer: The one that is to load.
+        state_dict: What it is to load; of our tables, what was checked before.
+
+    Raises:
+        ValueError: Names each parameter and state that does not fit.
+    """
+    given = state_dict["state"]
+    ours = {id(weight) for _, weight, _ in parameters_of_ours(optimizer)}
+    state = optimizer.state
+    problems = [
+        problem
+        for key, parameter in optimizer.params.items()
+        if id(parameter) not in ours and parameter in state
+        for problem in _problems_of_other(key, state[parameter], given.get(key))
+    ]
+    problems += [
+        f"parameter {key!r}: it is not among those of this optimizer on this rank; what another "
+        "plan saved is loaded through torch.distributed.checkpoint"
+        for key in given
+        if key not in optimizer.params
+    ]
+    if optimizer.defaults["_save_param_groups"]:
+        own, found = _groups(optimizer.state_dict()), _groups(state_dict)
+        problems += [
+            f"param_groups of {list(group)}: the checkpoint has {found.get(group)}, the optimizer "
+            f"{names}"
+            for group, names in own.items()
+            if found.get(group) != names
+        ]
+    if problems:
+        raise ValueError("nothing was loaded:\n" + "\n".join(problems))
+
+
+def _groups(state_dict: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
+    """The names of what each group of parameters has."""
+    groups = state_dict.get("param_groups", [])
+    return {tuple(sorted(group["params"])): sorted(group) for group in groups}
+
+
+def _problems_of_other(key: str, own: Mapping[str, Any], found: Any) -> Iterator[str]:
+    if not isinstance(found, Mapping):
+        yield f"parameter {key!r}: the checkpoint has no states of it"
+    elif found.keys() != own.keys():
+        yield (
+            f"parameter {key!r}: the checkpoint has the states {list(found)}, but its optimizer "
+            f"has {list(own)}"
+        )
+    else:
+        for name, value in own.items():
+            if not _can_be_copied(found[name], value):
+                yield (
+                    f"parameter {key!r}: state {name!r} is a {_kind(found[name])} in the "
+                    f"checkpoint, expected a {_kind(value)}"
+                )
+
+
+def _can_be_copied(found: Any, own: Any) -> bool:
+    """Whether TorchRec can; of sharded tensors it compares the number of shards alone."""
+    if isinstance(own, ShardedTensor):
+        return isinstance(found, ShardedTensor) and (
+            len(found.local_shards()) == len(own.local_shards())
+        )
+    if not isinstance(own, Tensor) or isinstance(own, DTensor):
+        return True
+    if not isinstance(found, Tensor) or found.dim() > own.dim():
+        return False
+    pairs = zip(reversed(found.shape), reversed(own.shape), strict=False)
+    return all(size in (1, wanted) for size, wanted in pairs)
+
+
+def _kind(value: Any) -> str:
+    local = (
+        f" with {len(value.local_shards())} shards here" if isinstance(value, ShardedTensor) else ""
+    )
+    return f"{type(value).__name__} of shape {global_shape(value)}{local}"
 
 
 def parameters_of_ours(optimizer: KeyedOptimizer) -> Iterator[tuple[FusedOptimizer, Any, str]]:
@@ -93,6 +181,11 @@ def size_problem(own: Description, table: str, name: str, size: Any) -> str | No
     )
 
 
+def is_torchrecs_form(own: Description, name: str, value: Any) -> bool:
+    """Whether a state has a size that depends on the plan: of ``[rows]`` for each column shard."""
+    return isinstance(value, DTensor) and name in own.states and own.states[name].rowwise
+
+
 def _problems(part: FusedOptimizer, weight: Any, key: str, given: Mapping[str, Any]) -> list[str]:
     own, table = part.description(weight), part.saved_tables[weight]
     if key not in given:
@@ -105,7 +198,11 @@ def _problems(part: FusedOptimizer, weight: Any, key: str, given: Mapping[str, A
     problem = name_problem(own, table.name, [*found, *stated])
     if problem is not None:
         return [problem]
-    sizes = [size_problem(own, table.name, name, global_shape(found[name])) for name in own.states]
+    sizes = [
+        size_problem(own, table.name, name, global_shape(found[name]))
+        for name in own.states
+        if not is_torchrecs_form(own, name, found[name])
+    ]
     problems = [problem for problem in sizes if problem is not None]
     written = _written(found)
     if written is not None:
@@ -119,7 +216,7 @@ def _misplaced(table: SavedTable, found: Mapping[str, Any], own: Description) ->
         f"table {table.name!r}: state {name!r} is sharded in another way than here; save it with "
         "torch.distributed.checkpoint and load it from there"
         for name in own.states
-        if not table.has_places_of(name, found[name])
+        if not isinstance(found[name], DTensor) and not table.has_places_of(name, found[name])
     ]
 
 
@@ -141,7 +238,9 @@ def _other_meaning(own: Description, written: Description, table: str) -> list[s
     ]
 
 
-def _differences(own: Description, given: Mapping[str, Any]) -> Iterator[str]:
+def _differences(
+    own: Description, given: Mapping[str, Any], loaded: Sequence[str]
+) -> Iterator[str]:
     written = _written(dict(zip(state_names(given), given.values(), strict=True)))
     if written is None:
         return
@@ -149,7 +248,7 @@ def _differences(own: Description, given: Mapping[str, Any]) -> Iterator[str]:
     changed = [
         f"{each} was {before.get(each)!r} and is {own.hyperparameters.get(each)!r}"
         for each in dict.fromkeys([*own.hyperparameters, *before])
-        if before.get(each) != own.hyperparameters.get(each)
+        if each not in loaded and before.get(each) != own.hyperparameters.get(each)
     ]
     if changed:
         yield (

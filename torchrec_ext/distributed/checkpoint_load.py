@@ -13,9 +13,13 @@ import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import KeyedOptimizer
 
-from torchrec_ext.distributed.checkpoint_checks import check_states, parameters_of_ours
+from torchrec_ext.distributed.checkpoint_checks import (
+    check_others,
+    check_states,
+    parameters_of_ours,
+)
 from torchrec_ext.distributed.description import described_optimizer
-from torchrec_ext.distributed.fused_optimizer import check_steps
+from torchrec_ext.distributed.fused_optimizer import are_states_hidden, check_steps
 from torchrec_ext.distributed.patching import Function, Seam
 
 
@@ -30,24 +34,28 @@ def load(
         state_dict: In any form that :mod:`torchrec_ext.distributed.saved_form` knows.
 
     Raises:
-        ValueError: See ``check_steps`` and ``check_states``; nothing was changed.
+        ValueError: See ``check_steps``, ``check_states`` and ``check_others``; nothing was changed.
     """
     check_steps(optimizer, state_dict)
     check_states(optimizer, state_dict)
     given = dict(state_dict.get("state", {}))
     rowwise: list[Callable[[], None]] = []
     for part, weight, key in parameters_of_ours(optimizer):
-        if not part.has_saved_form:
+        if are_states_hidden():
             continue
         table, saved = part.saved_tables[weight], given[key]
+        names = [] if part.is_dtensor else table.rowwise
         # What TorchRec would copy one to one: these are written below, or no part of the module.
-        own = {k: v for k, v in part.state[weight].items() if k not in saved or k in table.rowwise}
+        own = {k: v for k, v in part.state[weight].items() if k not in saved or k in names}
         given[key] = {**saved, **own}
-        for name in table.rowwise:
+        for name in names:
             rowwise.append(functools.partial(table.write_rowwise, name, saved[name]))
-    for key in given.keys() - {key for _, _, key in parameters_of_ours(optimizer)}:
+    ours = {key for _, _, key in parameters_of_ours(optimizer)}
+    for key in optimizer.params.keys() & given.keys() - ours:
         given[key] = _without_description(key, given[key])
-    result = original(optimizer, {**state_dict, "state": given})
+    complete = {**state_dict, "state": given}
+    check_others(optimizer, complete)
+    result = original(optimizer, complete)
     with torch.no_grad():
         for write in rowwise:
             write()

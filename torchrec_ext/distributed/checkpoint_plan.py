@@ -17,7 +17,12 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from torchrec_ext.distributed.checkpoint_checks import global_shape, name_problem, size_problem
+from torchrec_ext.distributed.checkpoint_checks import (
+    global_shape,
+    is_torchrecs_form,
+    name_problem,
+    size_problem,
+)
 from torchrec_ext.distributed.description import DESCRIPTIONS, STEP, Description
 from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.distributed.saved_form import FIRST_STATE, room_for
@@ -54,24 +59,28 @@ def prepare(state_dict: dict[str, Any], metadata: Metadata, partial: bool) -> No
 
 @contextlib.contextmanager
 def without_empty(state_dict: dict[str, Any]) -> Iterator[None]:
-    """While open, a state dict has no entries in which there is nothing.
+    """While open, a state dict has no dicts in which there is nothing, at any depth.
 
-    A rank without tables has such an entry for their states, and would ask the checkpoint for it.
+    A rank without tables has such a dict for their states, and would ask the checkpoint for it.
 
     Args:
-        state_dict: Changed in place; the entries come back at the end.
+        state_dict: Changed in place; the dicts come back at the end.
     """
-    empty = {key: value for key, value in state_dict.items() if _is_empty(value)}
-    for key in empty:
-        del state_dict[key]
+    empty = list(_taken_out(state_dict))
     try:
         yield
     finally:
-        state_dict.update(empty)
+        for content, key, value in reversed(empty):
+            content[key] = value
 
 
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, dict) and all(_is_empty(each) for each in value.values())
+def _taken_out(content: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Takes empty dicts out; yields where each was."""
+    for key, value in list(content.items()):
+        if isinstance(value, dict):
+            yield from _taken_out(value)
+            if not value:
+                yield content, key, content.pop(key)
 
 
 def _described(
@@ -99,6 +108,12 @@ def _problems(
     partial: bool,
 ) -> list[str]:
     label = table.rpartition(".")[2]
+    if not found and not partial:
+        return [
+            f"table {label!r}: the checkpoint has no states of it, which OptimType."
+            f"{own.optimizer.name} needs; for weights alone, leave the optimizer out of the state "
+            "dict"
+        ]
     expected = [name for name in own.state_names if f"{table}.{name}" in states]
     stated = [name for name in own.state_names if name not in expected and name == STEP]
     if stated and STEP in found:
@@ -121,7 +136,11 @@ def _problems(
         for name, entry in found.items()
         if isinstance(entry, TensorStorageMetadata)
     }
-    checked = (size_problem(own, label, name, size) for name, size in sizes.items())
+    checked = (
+        size_problem(own, label, name, size)
+        for name, size in sizes.items()
+        if not is_torchrecs_form(own, name, states.get(f"{table}.{name}"))
+    )
     return [problem for problem in checked if problem is not None]
 
 

@@ -8,9 +8,7 @@ rule without that condition.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torchrec.distributed.planner.constants import MIN_CW_DIM
@@ -21,7 +19,6 @@ from torchrec.distributed.types import ShardingType
 
 from torchrec_ext.any_width import FBGEMM_WIDTH
 from torchrec_ext.distributed.estimates import states_by_option
-from torchrec_ext.distributed.patching import Function, Seam
 
 COLUMN_SHARDING_TYPES = (
     ShardingType.COLUMN_WISE.value,
@@ -74,15 +71,3 @@ def _shards(enumerator: EmbeddingEnumerator, option: ShardingOption) -> list[Sha
         )
         for size, offset in zip(sizes, offsets, strict=True)
     ]
-
-
-def _options(original: Function) -> Function:
-    @functools.wraps(original)
-    def populate_estimates(self: Any, sharding_options: Any) -> None:
-        cut(self, sharding_options)
-        original(self, sharding_options)
-
-    return populate_estimates
-
-
-SEAMS = (Seam(EmbeddingEnumerator, "populate_estimates", ("self", "sharding_options"), _options),)

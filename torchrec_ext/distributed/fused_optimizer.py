@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizer, OptimizerWrapper
 
 from torchrec_ext.distributed.description import STEP, Description
+from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.distributed.saved_form import SavedTable
 from torchrec_ext.optimizer_clock import check_step
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
@@ -31,13 +33,20 @@ def states_hidden() -> Iterator[None]:
         _states_hidden = before
 
 
+def are_states_hidden() -> bool:
+    """Whether :func:`states_hidden` is open."""
+    return _states_hidden
+
+
 class FusedOptimizer(EmbeddingFusedOptimizer):
     """The fused optimizer of one group of tables.
 
     ``state`` has every table in the form of checkpoints, see
-    :mod:`torchrec_ext.distributed.saved_form`. Where the optimizer's update depends on the step
-    clock, every table has the state ``<table>.step``: the completed updates, int64 ``[1]``, the
-    same on every rank and for every sharding plan.
+    :mod:`torchrec_ext.distributed.saved_form`; of tables that are ``DTensor``, as under
+    ``DMPCollection``, in TorchRec's form, whose ``[rows]`` states fit plans of as many column
+    shards only. Where the optimizer's update depends on the step clock, every table has the state
+    ``<table>.step``: the completed updates, int64 ``[1]``, the same on every rank and for every
+    sharding plan.
 
     The learning rate in ``param_groups`` is read when an update runs, so that every order of a
     scheduler's ``step()``, ``zero_grad()``, backward and ``step()`` has the one of its moment.
@@ -98,11 +107,6 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
     def state(self, state: dict[Any, dict[str, Any]]) -> None:
         self._state = state
 
-    @property
-    def has_saved_form(self) -> bool:
-        """Whether ``state`` is in the form of checkpoints of ours now."""
-        return not self.is_dtensor and not _states_hidden
-
     def _states_of(self, weight: Any) -> dict[str, Any]:
         if _states_hidden:
             return {}
@@ -110,9 +114,8 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
         states: dict[str, Any] = dict(self._state[weight]) if self.is_dtensor else table.states()
         if self.stated_step is None and weight in self.step_names:
             states[self.step_names[weight]] = self.module.iter
-        if not self.is_dtensor:
-            described = self.description(weight)
-            states[f"{table.name}.{described.name}"] = described.to_tensor()
+        described = self.description(weight)
+        states[f"{table.name}.{described.name}"] = described.to_tensor()
         return states
 
     def description(self, weight: Any) -> Description:
@@ -131,6 +134,14 @@ class FusedOptimizer(EmbeddingFusedOptimizer):
     def step(self, closure: Any = None) -> None:
         """Hands on the learning rate, as TorchRec does."""
         super().step(closure)
+        self._follow()
+
+    def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
+        """Changes hyperparameters; ``zero_grad`` would hand on the former learning rate."""
+        self.module.pull_learning_rate()  # of a scheduler, say, since the last update
+        super().update_hyper_parameters(params_dict)
+        for group in self.param_groups:
+            group["lr"] = self.module.get_learning_rate()
         self._follow()
 
     def post_load_state_dict(self) -> None:
@@ -232,3 +243,23 @@ def ours_in(optimizer: Any) -> Iterator[FusedOptimizer]:
             yield from ours_in(part)
     elif isinstance(optimizer, OptimizerWrapper):
         yield from ours_in(optimizer._optimizer)
+
+
+def _updated_together(original: Function) -> Function:
+    @functools.wraps(original)
+    def update_hyper_parameters(self: Any, params_dict: dict[str, Any]) -> None:
+        for part in ours_in(self):  # before the first of them is changed
+            part.module.resolve_hyper_parameters(params_dict)
+        original(self, params_dict)
+
+    return update_hyper_parameters
+
+
+SEAMS = (
+    Seam(
+        CombinedOptimizer,
+        "update_hyper_parameters",
+        ("self", "params_dict"),
+        _updated_together,
+    ),
+)

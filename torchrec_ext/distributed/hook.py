@@ -27,20 +27,20 @@ from torchrec_ext.distributed import (
     batches,
     checkpoint_load,
     checkpoint_plan,
-    column_shards,
     estimates,
     eviction,
     fused_collections,
+    fused_optimizer,
     index_dedup,
     mean_lookups,
     patching,
     plan,
+    proposals,
     replica_sync,
     reshard,
     sharded_modules,
     table_optimizers,
 )
-from torchrec_ext.distributed.fused_optimizer import states_hidden
 from torchrec_ext.distributed.kernels import FusedEmbeddingBagKernel, FusedEmbeddingKernel
 from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.optim_type import OptimType
@@ -206,7 +206,7 @@ def _reshard(original: Function) -> Function:
     @functools.wraps(original)
     def update_shards(self: Any, changed_sharding_params: Any, env: Any, device: Any) -> None:
         snapshot = reshard.take_snapshot(self)
-        with states_hidden():
+        with fused_optimizer.states_hidden():
             original(self, changed_sharding_params, env, device)
         reshard.restore(snapshot, self, env.process_group)
 
@@ -267,10 +267,11 @@ SEAMS = (
     *batches.SEAMS,
     *checkpoint_load.SEAMS,
     *checkpoint_plan.SEAMS,
-    *column_shards.SEAMS,
     *estimates.SEAMS,
     *eviction.SEAMS,
     *fused_collections.SEAMS,
+    *fused_optimizer.SEAMS,
+    *proposals.SEAMS,
     *replica_sync.SEAMS,
     *sharded_modules.SEAMS,
 )

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 from torchrec import KeyedJaggedTensor, PoolingType
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
-from torchrec.distributed.types import ShardingType
 
 from torchrec_ext.bad_indices import offsets_of_good
-from torchrec_ext.distributed.plan import PlanError
+from torchrec_ext.distributed.plan import MEAN_AFTERWARDS, PlanError
 from torchrec_ext.optim_type import OptimType
 
-_DIVIDED_BY_TORCHREC = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 _LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 
@@ -64,7 +62,7 @@ def _is_divided(info: EmbeddingShardingInfo) -> bool:
     return (
         _drops(info)
         and getattr(info.embedding_config, "pooling", None) == PoolingType.MEAN
-        and info.param_sharding.sharding_type in _DIVIDED_BY_TORCHREC
+        and info.param_sharding.sharding_type in MEAN_AFTERWARDS
     )
 
 

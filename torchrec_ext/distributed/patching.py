@@ -55,9 +55,12 @@ def wrap(seams: Sequence[Seam]) -> None:
     Raises:
         UnsupportedTorchRecError: A function is missing or has other parameters than those known.
             Nothing was changed.
+        RuntimeError: Someone else wrapped a function after ours, without saying so: ours may be
+            inside. Nothing was changed.
     """
     missing = [seam for seam in seams if not in_place(seam)]
     for seam in missing:
+        _check_not_hidden(seam)
         _check_signature(seam)
     for seam in missing:
         original = seam.current()
@@ -76,6 +79,9 @@ def unwrap(seams: Sequence[Seam]) -> None:
     Raises:
         RuntimeError: A function was wrapped again by someone else. Nothing was changed.
     """
+    for seam in seams:
+        if not in_place(seam):
+            _check_not_hidden(seam)
     wrapped = [seam for seam in seams if in_place(seam)]
     for seam in wrapped:
         if seam.current() is not _installed[seam.path][1]:
@@ -105,6 +111,20 @@ def _layers(function: Any) -> Iterator[Any]:
     while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)
+
+
+def _check_not_hidden(seam: Seam) -> None:
+    """Where ours was put, TorchRec's own function or the one before ours may be, no third one."""
+    function = _function(seam.current())
+    if function is None or seam.path not in _installed:
+        return
+    owner = "" if isinstance(seam.owner, ModuleType) else f"{seam.owner.__qualname__}."
+    name = getattr(function, "__qualname__", repr(function))
+    if function is not _function(_installed[seam.path][0]) and name != owner + seam.name:
+        raise RuntimeError(
+            f"{seam.path} was replaced by {name} after torchrec_ext.install(), which may call "
+            "ours; take it off, or put functools.wraps on it"
+        )
 
 
 def _check_signature(seam: Seam) -> None:

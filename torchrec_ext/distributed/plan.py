@@ -8,13 +8,14 @@ on every rank, before a kernel is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from torchrec.distributed.comm import get_local_size
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding, ShardingType
-from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 
 from torchrec_ext import optim
 from torchrec_ext.any_width import FBGEMM_WIDTH
@@ -88,9 +89,13 @@ def check_sharding(infos: Iterable[EmbeddingShardingInfo]) -> None:
         PlanError: Names each table whose plan would not train it right, and what to set.
     """
     infos = list(infos)
-    problems = _mean_problems(infos)
-    for info in infos:
-        optimizer = (info.fused_params or {}).get("optimizer")
+    optimizers = [(info.fused_params or {}).get("optimizer") for info in infos]
+    problems: list[str] = []
+    if any(isinstance(optimizer, OptimType) for optimizer in optimizers):
+        problems += mean_problems(
+            [(info.embedding_config, info.param_sharding.sharding_type) for info in infos]
+        )
+    for info, optimizer in zip(infos, optimizers, strict=True):
         if isinstance(optimizer, OptimType):
             problem = _table_problem(info, optimizer)
             if problem is not None:
@@ -172,38 +177,37 @@ def _grid_problem(info: EmbeddingShardingInfo) -> str | None:
     return None
 
 
-def _mean_problems(infos: Sequence[EmbeddingShardingInfo]) -> list[str]:
+def mean_problems(tables: Sequence[tuple[EmbeddingBagConfig, str]]) -> Iterator[str]:
     """What a mean-pooled table under row_wise does to the other tables of its collection.
 
     TorchRec sums there and divides by the bags' lengths afterwards, over the whole collection. It
     leaves out sum-pooled tables that are sharded by rows themselves, and of a feature that several
     tables read the first one alone.
+
+    Args:
+        tables: All of a collection, with their sharding types.
+
+    Yields: a line for each table that would be trained wrong.
     """
-    ours = [i for i in infos if isinstance((i.fused_params or {}).get("optimizer"), OptimType)]
-    by_rows = [i for i in infos if i.param_sharding.sharding_type in MEAN_AFTERWARDS]
-    means = [
-        i.embedding_config.name for i in by_rows if i.embedding_config.pooling == PoolingType.MEAN
-    ]
-    if not ours or not means:
-        return []
-    problems = []
-    for info in infos:
-        table, sharding_type = info.embedding_config, info.param_sharding.sharding_type
-        others = [i.embedding_config for i in by_rows if i.embedding_config is not table]
-        shared = [f for f in table.feature_names for o in others if f in o.feature_names]
+    by_rows = [table for table, sharding_type in tables if sharding_type in MEAN_AFTERWARDS]
+    means = [table.name for table in by_rows if table.pooling == PoolingType.MEAN]
+    if not means:
+        return
+    readers = Counter(feature for table in by_rows for feature in set(table.feature_names))
+    for table, sharding_type in tables:
+        shared = [feature for feature in table.feature_names if readers[feature] > 1]
         if sharding_type not in MEAN_AFTERWARDS:
             what = f"{sharding_type} beside"
         elif shared and table.pooling != PoolingType.MEAN:
             what = f"feature {shared[0]!r} is read by another table as well, beside"
         else:
             continue
-        problems.append(
+        yield (
             f"table {table.name!r}: {what} the mean-pooled {named(means)} under row_wise or "
             f"table_row_wise; TorchRec divides its bags by their lengths too. Give {named(means)} "
             "sharding_types=['table_wise'] or 'column_wise' in ParameterConstraints, or an "
             "EmbeddingBagCollection of its own"
         )
-    return problems
 
 
 def _host_problem(table: str, sharding: ParameterSharding) -> str | None:

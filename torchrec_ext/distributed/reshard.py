@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed._shard.metadata import ShardMetadata
 
 from torchrec_ext.distributed.fused_optimizer import FusedOptimizer, ours_in
+from torchrec_ext.loaded_weights import LoadHistory
 
 # Where a shard begins: row and column.
 Place = tuple[int, ...]
@@ -33,12 +34,14 @@ class TableSnapshot:
         rowwise: Which of the states have one value per row.
         step: The completed updates.
         hyperparameters: Those in force.
+        loads: What was loaded into it.
     """
 
     states: dict[Place, list[Tensor]]
     rowwise: list[bool]
     step: int
     hyperparameters: dict[str, Any]
+    loads: LoadHistory
 
 
 @dataclasses.dataclass
@@ -68,6 +71,7 @@ def take_snapshot(collection: Any) -> Snapshot:
                     [state.rowwise for state in part.module._states],
                     int(part.module.iter),
                     dict(part.module.hyperparameters),
+                    part.module.loaded_weights.history_of(config.name),
                 ),
             )
             place = tuple(config.local_metadata.shard_offsets)
@@ -97,10 +101,12 @@ def restore(snapshot: Snapshot, collection: Any, process_group: dist.ProcessGrou
             process_group,
         )
     for part in _parts(collection):
-        entry = _common_entry({c.name: known[c.name] for c in part.tables if c.name in known})
+        entries = {c.name: known[c.name] for c in part.tables if c.name in known}
+        entry = _common_entry(entries)
         if entry is not None:
             part.module.update_hyper_parameters(entry.hyperparameters)
             part.module.set_optimizer_step(entry.step)
+            part.module.loaded_weights.go_on({name: each.loads for name, each in entries.items()})
             for group in part.param_groups:
                 group["lr"] = part.module.get_learning_rate()
 

@@ -124,4 +124,17 @@ class EmbeddingCollectionSharder(_OptimizerAware, embedding.EmbeddingCollectionS
     Args:
         fused_params: As for ``EmbeddingBagCollectionSharder``. Copied.
         **keywords: TorchRec's other keywords.
+
+    Raises:
+        TypeError: As for ``EmbeddingBagCollectionSharder``.
+        ValueError: ``drop_bad_indices`` with ``use_index_dedup``.
     """
+
+    def __init__(self, fused_params: dict[str, Any] | None = None, **keywords: Any) -> None:
+        if keywords.get("use_index_dedup") and (fused_params or {}).get("drop_bad_indices"):
+            raise ValueError(
+                "fused_params: drop_bad_indices=True with use_index_dedup=True; indices are "
+                "deduplicated before they reach the tables, where an index of no row is an error. "
+                "Leave one of them out"
+            )
+        super().__init__(fused_params, **keywords)

@@ -165,8 +165,8 @@ def restore(
         What had happened.
 
     Raises:
-        AgreedError: On every rank, if the checkpoint does not fit this sharding or cannot be read.
-            Nothing was loaded.
+        AgreedError: On every rank, if the checkpoint does not fit this sharding, before anything
+            was loaded, or if it cannot be read.
     """
     for _, part in distributed.optimizer.optimizers:
         if isinstance(part, KeyedOptimizerWrapper):
