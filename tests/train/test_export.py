@@ -232,6 +232,16 @@ def test_parameters_of_another_model_are_refused(row_wise: Path, tmp_path: Path)
     write_tensors({**parameters, "linear.bias": bias, "more": torch.zeros(1)}, dense, {})
     with pytest.raises(SparseModelError, match=r"it lacks \[\] and has \['more'\]"):
         load_model(tmp_path / "out", config.model, examples)
+    write_tensors({**parameters, "linear.bias": torch.zeros(2)}, dense, {})
+    with pytest.raises(SparseModelError, match=r"holds another model: .*mismatch for linear\.bias"):
+        load_model(tmp_path / "out", config.model, examples)
+    dense.write_bytes(dense.read_bytes()[:-1])
+    with pytest.raises(SparseModelError, match=r"cannot read .*dense\.safetensors"):
+        load_model(tmp_path / "out", config.model, examples)
+    dense.unlink()
+    with pytest.raises(SparseModelError, match=r"cannot read .*dense\.safetensors"):
+        load_model(tmp_path / "out", config.model, examples)
+    write_tensors({**parameters, "linear.bias": bias}, dense, {})
     (tmp_path / "out" / "deep.safetensors").unlink()
     with pytest.raises(SparseModelError, match=r"lacks .*deep\.embedding_bags\.deep_f0\.weight"):
         load_model(tmp_path / "out", config.model, examples)

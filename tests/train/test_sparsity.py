@@ -250,6 +250,23 @@ def test_what_is_no_checkpoint_is_one_line(
     assert "not a complete checkpoint: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "damage", [b"\x80\x04\x8c\x01\xff.", b"\x80\x04NN\x93.", b"cnothing\nhere\n."]
+)
+def test_a_damaged_list_of_tensors_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes
+) -> None:
+    """Pickles that raise UnicodeDecodeError, TypeError or UnpicklingError, ModuleNotFoundError."""
+    folder = tmp_path / "step-0000000016"
+    shutil.copytree(run / "checkpoints" / folder.name, folder)
+    path = folder / ".metadata"
+    path.write_bytes(damage.ljust(path.stat().st_size, b"\0"))
+    assert sparsity.main([str(folder)]) == 2
+    text = capsys.readouterr().err
+    assert f"ERROR cannot read {folder}: its .metadata is damaged: " in text
+    assert text.count("\n") == 1
+
+
 def test_the_train_command_has_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([_config(tmp_path, zeros_every_steps=0)]) == 2
     assert "train.zeros_every_steps: input should be greater" in capsys.readouterr().err

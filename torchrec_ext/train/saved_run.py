@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,8 +134,10 @@ def open_run(folder: Path) -> SavedRun:
         raise UserError(f"{found} is of another version: {explain(error, Config)}") from error
     try:
         metadata = dcp.FileSystemReader(found).read_metadata().state_dict_metadata
-    except (OSError, EOFError, pickle.UnpicklingError) as error:
+    except OSError as error:
         raise UserError(f"cannot read {found}: {error}") from error
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to call for
+        raise UserError(f"cannot read {found}: its .metadata is damaged: {error}") from error
     tensors = {k: v for k, v in metadata.items() if isinstance(v, TensorStorageMetadata)}
     tables = _tables(tensors, progress.features)
     keys = {table.key for table in tables}
