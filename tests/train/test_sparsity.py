@@ -204,6 +204,13 @@ def test_norms_of_rows_by_hand() -> None:
     assert norms_of_rows(torch.zeros(3, 1)).counts.sum() == 0
 
 
+def test_norms_that_differ_by_rounding_alone_share_a_bin() -> None:
+    norms = torch.tensor([1.0, 1.0 + 2**-49], dtype=torch.float64)
+    found = norms_of_rows((10.0 * norms).view(2, 1))
+    assert found.counts.max() == found.counts.sum() == 2
+    assert found.edges[0] < 1.0 < found.edges[-1]
+
+
 def test_tables_are_those_of_the_checkpoint(run: Path) -> None:
     saved = open_run(run)
     wide = [table for table in saved.tables if table.collection == "linear.wide"]
