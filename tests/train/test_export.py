@@ -210,7 +210,7 @@ def test_mistakes_are_one_line(
 
     (tmp_path / "there").mkdir()
     assert f"{tmp_path / 'there'} exists" in error(row_wise, tmp_path / "there")
-    assert f"{tmp_path} is not a checkpoint or a run folder" in error(tmp_path, tmp_path / "out")
+    assert f"cannot read {tmp_path}: there is no complete" in error(tmp_path, tmp_path / "out")
     (tmp_path / "out.partial").mkdir()
     assert "out.partial exists, left by an interrupted export" in error(row_wise, tmp_path / "out")
     (tmp_path / "file").touch()

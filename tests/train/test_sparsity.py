@@ -244,7 +244,9 @@ def test_what_is_no_checkpoint_is_one_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sparsity.main([str(tmp_path)]) == 2
-    assert f"ERROR {tmp_path} is not a checkpoint or a run folder: " in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert f"ERROR cannot read {tmp_path}: there is no complete checkpoint in {tmp_path}" in text
+    assert "; checkpoint.every_steps makes runs save some" in text
     assert sparsity.main([str(run), "--picture", str(tmp_path / "no" / "p.png")]) == 2
     assert f"ERROR cannot write {tmp_path / 'no' / 'p.png'}" in capsys.readouterr().err
     short = tmp_path / "step-0000000001"

@@ -112,7 +112,10 @@ def find(folder: Path, label: str) -> Path:
     parent = folder / CHECKPOINTS
     checkpoints = complete(parent)
     if not checkpoints:
-        raise UserError(f"{label}: there is no complete checkpoint in {parent}")
+        raise UserError(
+            f"{label}: there is no complete checkpoint in {parent}; checkpoint.every_steps makes "
+            "runs save some, in folders named step-<step>"
+        )
     return checkpoints[-1]
 
 

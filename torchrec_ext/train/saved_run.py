@@ -126,7 +126,7 @@ def open_run(folder: Path) -> SavedRun:
         UserError: There is no complete checkpoint of ``torchrec-ext train``, or this version
             does not read it.
     """
-    found = checkpoint_folder.find(folder, f"{folder} is not a checkpoint or a run folder")
+    found = checkpoint_folder.find(folder, f"cannot read {folder}")
     progress = read_progress(found)
     try:
         config = Config.model_validate(progress.config)
