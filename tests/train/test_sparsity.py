@@ -181,6 +181,16 @@ def test_the_command_reads_a_single_checkpoint(
     assert sorted(run.rglob("*")) == before
 
 
+def test_a_single_checkpoint_may_be_the_current_folder_or_a_link(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = run / "checkpoints" / "step-0000000010"
+    (tmp_path / "best").symlink_to(step)
+    assert open_run(tmp_path / "best").progress.step == 10
+    monkeypatch.chdir(step)
+    assert open_run(Path()).progress.step == 10
+
+
 def test_the_picture_goes_on_to_the_checkpoint(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts of the history and that of the tables in the checkpoint itself."""
     drawn: list[History] = []
