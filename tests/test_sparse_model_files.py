@@ -81,9 +81,21 @@ def _rewritten(source: Path, target: Path, **changed: object) -> None:
         ({"dim": 5}, r"table 'some' has weights \(20, 6\) torch.float32, expected \(20, 5\)"),
         ({"dtype": "float16"}, r"expected \(20, 6\) float16"),
         ({"rows": 49}, "table 'some' has row ids that do not ascend within its 49 rows"),
-        ({"tensors": {"some.row_ids": torch.arange(20).flip(0)}}, "do not ascend"),
-        ({"tensors": {"some.row_ids": torch.arange(-1, 19)}}, "do not ascend"),
-        ({"name": "other"}, r"is damaged: .*other\.row_ids"),
+        ({"tensors": {"some.row_ids": torch.arange(20).int().flip(0)}}, "do not ascend"),
+        ({"tensors": {"some.row_ids": torch.arange(-1, 19).int()}}, "do not ascend"),
+        ({"tensors": {"some.row_ids": torch.arange(20)}}, r"row ids \(20,\) torch.int64, expected"),
+        ({"tensors": {"some.row_ids": torch.ones(20, 1).int()}}, r"row ids \(20, 1\) torch.int32"),
+        ({"name": "other"}, r"is damaged: it has no 'other\.row_ids'"),
+        ({"dtype": "float3"}, r"is damaged: table 'some' .* expected \(20, 6\) float3"),
+        ({"pooling": "sun"}, "is damaged: table 'some' has the pooling 'sun'"),
+        ({"pooling": None}, "some of its tables have a pooling, others have none"),
+        (
+            {
+                "dtype": "bfloat16",
+                "tensors": {"some.weight": torch.ones(20, 6, dtype=torch.bfloat16)},
+            },
+            "table 'some' has weights torch.bfloat16",
+        ),
     ],
 )
 def test_contents_that_do_not_fit_are_named(

@@ -171,3 +171,5 @@ def test_the_table_for_people() -> None:
     assert lines[1] == ["a", "4", "4", "float32", "2", "50.0%", "5", "68.8%", "64", "40"]
     assert lines[2] == ["b", "2", "1", "float32", "2", "0.0%", "2", "0.0%", "8", "16"]
     assert lines[3] == ["all", "tables", "6", "4", "33.3%", "7", "61.1%", "72", "56"]
+    _, *empty = format_sparsity(measure(torch.zeros(0, 3))).splitlines()
+    assert all(line.split()[-5::2] == ["0.0%", "0.0%", "0"] for line in empty)

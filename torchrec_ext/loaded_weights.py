@@ -56,6 +56,11 @@ class LoadedWeights:
         """Notes that the states of these tables are now what their weights need."""
         self._alone -= set(tables)
 
+    def loaded_with_states(self, tables: Iterable[str]) -> None:
+        """Notes weights of these tables that came with their states."""
+        self._had_update = True
+        self.states_written(tables)
+
     def before_update(self) -> None:
         """Checks that weights and states belong together.
 

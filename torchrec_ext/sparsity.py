@@ -59,12 +59,12 @@ class TableSparsity:
     @property
     def zero_row_share(self) -> float:
         """Share of zero rows, 0 to 1; 0 for a table without rows."""
-        return 1 - self.nonzero_rows / self.rows if self.rows else 0.0
+        return _zero_share(self.nonzero_rows, self.rows)
 
     @property
     def zero_weight_share(self) -> float:
         """Share of zero weights, 0 to 1; 0 for a table without rows."""
-        return 1 - self.nonzero_weights / self.weights if self.weights else 0.0
+        return _zero_share(self.nonzero_weights, self.weights)
 
     @property
     def dense_bytes(self) -> int:
@@ -125,8 +125,8 @@ def format_sparsity(tables: Sequence[TableSparsity]) -> str:
     lines.append(
         [
             *("all tables", str(rows), "", ""),
-            *(str(kept_rows), f"{1 - kept_rows / max(rows, 1):.1%}"),
-            *(str(kept_weights), f"{1 - kept_weights / max(weights, 1):.1%}"),
+            *(str(kept_rows), f"{_zero_share(kept_rows, rows):.1%}"),
+            *(str(kept_weights), f"{_zero_share(kept_weights, weights):.1%}"),
             str(sum(each.dense_bytes for each in tables)),
             str(sum(each.sparse_bytes for each in tables)),
         ]
@@ -143,6 +143,10 @@ def nonzero_rows(weight: Tensor) -> Tensor:
 def row_id_dtype(rows: int) -> torch.dtype:
     """Give the dtype that row ids of a table are saved in: int32 if all of them fit, or int64."""
     return torch.int32 if rows <= _INT32_MAX else torch.int64
+
+
+def _zero_share(kept: int, total: int) -> float:
+    return 1 - kept / total if total else 0.0
 
 
 def _blocks(weight: Tensor) -> Iterator[Tensor]:

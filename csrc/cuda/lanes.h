@@ -86,8 +86,8 @@ struct Lanes {
   // the result.
   __device__ __forceinline__ float fold(const float* partials) const {
     float sums[kColumnsPerLane] = {partials[0], partials[1], partials[2], partials[3]};
-    if constexpr (kAtOnce ==
-                  1) {  // a lane's own are the ones furthest apart: they are folded first
+    if constexpr (kAtOnce == 1) {
+      // A lane's own are the ones furthest apart: they are folded first.
       sums[0] = (sums[0] + sums[2]) + (sums[1] + sums[3]);
       for (int offset = count / 2; offset > 0; offset /= 2) {
         sums[0] += __shfl_xor_sync(mask, sums[0], offset, count);

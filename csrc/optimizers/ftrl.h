@@ -116,9 +116,9 @@ struct Ftrl {
   TORCHREC_EXT_INLINE GroupRow begin_row(const float* totals, int64_t dim,
                                          float* /*states*/) const {
     const float r = l21_reg * std::sqrt(static_cast<float>(dim));
-    const float seed_norm = std::sqrt(totals[0]);
+    const float seed_factor = totals[0] < kLeastNormal ? 1.0f : 1.0f + r / std::sqrt(totals[0]);
     const float norm = std::sqrt(totals[1]);
-    return {seed_norm == 0.0f ? 1.0f : 1.0f + r / seed_norm, norm <= r ? 0.0f : 1.0f - r / norm};
+    return {seed_factor, norm <= r ? 0.0f : 1.0f - r / norm};
   }
 
   TORCHREC_EXT_INLINE float column(float weight, float g, float* states, Row row) const {
@@ -145,6 +145,9 @@ struct Ftrl {
   }
 
  private:
+  // Squares below it have lost digits: a root of their sum would be wrong by as much as itself.
+  static constexpr float kLeastNormal = 0x1p-126f;
+
   TORCHREC_EXT_INLINE Ftrl(const double* h, double factor)
       : rate(static_cast<float>(factor / h[0])),
         ftrl_beta(static_cast<float>(h[1])),

@@ -134,6 +134,8 @@ def test_shapes_of_single_libraries_are_checked() -> None:
     with pytest.raises(ValueError, match=r"states has \['accum'\]; give \['linear', 'accum'\]"):
         converters.to_hugectr({"accum": STATES["accum"]}, given)
     large = {"linear": torch.full((3, 4), 1e6), "accum": STATES["accum"]}
+    with pytest.raises(ValueError, match=r"dtype=torch.int32 is not legal; give one of torch\.f"):
+        converters.to_dynamicemb(torch.ones(3, 4), STATES, given, torch.int32)
     with pytest.raises(ValueError, match="dtype=torch.float16 cannot hold"):
         converters.to_dynamicemb(torch.ones(3, 4), large, given, torch.float16)
 
@@ -173,6 +175,14 @@ def test_results_are_copies_without_marks_of_new_rows(convert) -> None:
 def test_float_dtypes_become_float32(dtype: type) -> None:
     states, _ = converters.from_hugectr(np.ones((2, 4), dtype), np.ones((2, 4), dtype), lr=0.1)
     assert all(state.dtype == torch.float32 for state in states.values())
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_arrays_are_read() -> None:
+    array = np.ones((2, 4), np.float32)
+    array.setflags(write=False)
+    states, _ = converters.from_hugectr(array, array, lr=0.1, epsilon=0.0)
+    assert states["linear"].add_(1.0).eq(2.0).all() and (array == 1.0).all()
 
 
 def test_importing_the_converters_needs_neither_fbgemm_nor_torchrec() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -213,14 +215,51 @@ def test_halves_are_rounded_and_states_are_not() -> None:
     assert torch.equal(module.split_embedding_weights()[0], other)
 
 
+def test_weights_that_the_tables_dtype_cannot_hold_are_refused() -> None:
+    module = make_module(
+        OptimType.FTRL, [(2, 2)], table_names=["t"], weights_precision=SparseType.FP16, **OURS
+    )
+    before = snapshot(module)
+    states = {"linear": torch.ones(2, 2), "accum": torch.ones(2, 2)}
+    with pytest.raises(ValueError, match=r"table 't' is torch\.float16, .* weights up to 70000;"):
+        load_table(module, "t", torch.tensor([[1.0, 2.0], [-7e4, 3.0]]), states, OURS)
+    assert_same_bits(snapshot(module), before)
+
+
+def _after_a_load_of_weights(preserve: bool) -> str:
+    """What an update says to weights loaded before `load_table`, and then to ones loaded after."""
+    given = {"preserve_initial_weight": preserve}
+    model = _sharded("row_wise", **given)
+    state_dict = copy.deepcopy(model.state_dict())
+    model.load_state_dict(state_dict)
+    for name, (weights, states, hyperparameters) in TRAINED.items():
+        load_table(model, name, weights, states, {**hyperparameters, **given})
+    if not preserve:
+        _update(model)
+    model.load_state_dict(state_dict)
+    with pytest.raises(RuntimeError) as refused:
+        _update(model)
+    return str(refused.value)
+
+
+def _update(model: models.DistributedModelParallel) -> None:
+    model(models.batches(1)[0].of_rank(torch.distributed.get_rank(), 2)).backward()
+
+
+@pytest.mark.parametrize("preserve", [False, True])
+def test_loaded_tables_have_the_states_of_their_weights(preserve: bool) -> None:
+    for text in run_on_ranks(2, _after_a_load_of_weights, preserve):
+        assert "weights were loaded without their optimizer's states" in text
+
+
 def test_marks_of_rows_that_were_never_updated_are_kept() -> None:
     given = {**OURS, "preserve_initial_weight": True}
-    module, copy = module_for(given), module_for(given)
+    module, other = module_for(given), module_for(given)
     weights, states = read_table(module, "t")
     assert bool(states["linear"].signbit().all())
-    copy.get_optimizer_state()[0]["linear"].fill_(1.0)
-    load_table(copy, "t", weights, states, given)
-    assert bool(read_table(copy, "t")[1]["linear"].signbit().all())
+    other.get_optimizer_state()[0]["linear"].fill_(1.0)
+    load_table(other, "t", weights, states, given)
+    assert bool(read_table(other, "t")[1]["linear"].signbit().all())
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,21 @@ from . import cases, kernels
 from .cases import Call, Case
 
 SEGMENTS = (1, 5, 32, 33, 40, 64, 100, 1024, 1025, 2100)
-REDUCING = ("rowwise adagrad", "partial rowwise adam L2", "lamb")
-# Rows that the lanes do not meet in one go are read once more after the sums over their columns.
+# How often the weights of a row are read that the lanes do not meet in one go: once for the sums
+# over its columns, or for each of them where they are made in turn, and once for the update.
+REDUCING = {
+    "rowwise adagrad": 2,
+    "partial rowwise adam L2": 2,
+    "lamb": 2,
+    "ftrl group lasso": 3,
+}
 WIDE = 128
-# The states that a sum over the row's columns is made of.
-REDUCED_STATES = {"lamb": (True, True)}
-# Here g++ leaves reads that no sum needs where columns are read one by one. nvcc leaves none.
-READ_BY_GCC = {"partial rowwise adam L2": (True, False)}
+# How often the states that a sum is made of are read there.
+REDUCED_STATES = {"lamb": (2, 2), "ftrl group lasso": (2, 3)}
+# Here g++ leaves reads that no sum needs, of some optimizers where columns are read one by one.
+# nvcc leaves none.
+READ_BY_GCC = {"ftrl group lasso": (3, 3)}
+READ_ONE_BY_ONE_BY_GCC = {"partial rowwise adam L2": (2, 1)}
 
 
 @dataclasses.dataclass
@@ -58,22 +66,25 @@ def watch(tensor: Tensor, once_per_warp: bool = False) -> int:
 
 
 def derived(case: Case, segments: Sequence[int]) -> Traffic:
-    """A row's gradients once for each lookup; weights and states once, or twice in wide sums."""
+    """A row's gradients once for each lookup; weights and states once, or more in wide sums."""
     (_, dim), *_ = case.shapes
     rows, lookups = len(segments), sum(segments)
     optimizer, given = cases.VARIANTS[case.variant]
     spec = spec_of(optimizer)
     states = spec.states_for(spec.resolve(given))
-    times = 2 if case.variant in REDUCING and dim > WIDE else 1
     weights = rows * dim * case.weights.itemsize
     stored = [rows * 4 * (1 if state.rowwise else dim) for state in states]
-    one_by_one = READ_BY_GCC if dim % 4 != 0 else {}
-    summed = {**REDUCED_STATES, **one_by_one}.get(case.variant, (False,) * len(states))
+    times, of_states = 1, (1,) * len(states)
+    if dim > WIDE:
+        times = REDUCING.get(case.variant, 1)
+        one_by_one = READ_ONE_BY_ONE_BY_GCC if dim % 4 != 0 else {}
+        known = {**REDUCED_STATES, **READ_BY_GCC, **one_by_one}
+        of_states = known.get(case.variant, of_states)
     return Traffic(
         [
             lookups * dim * case.gradient.itemsize,
             times * weights,
-            *(size * (times if twice else 1) for size, twice in zip(stored, summed, strict=True)),
+            *(size * often for size, often in zip(stored, of_states, strict=True)),
         ],
         [0, weights, *stored],
     )

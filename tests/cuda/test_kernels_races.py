@@ -22,6 +22,7 @@ FACTORS = {
         "adagrad",
         "rowwise adagrad L2",
         "ftrl",
+        "ftrl group lasso",
         "adam per row",
         "partial rowwise adam decoupled",
         "lamb",

@@ -23,6 +23,7 @@ FACTORS = {
         "adagrad",
         "rowwise adagrad L2",
         "ftrl",
+        "ftrl group lasso",
         "ftrl power",
         "adam per row",
         "partial rowwise adam decoupled",

@@ -83,6 +83,21 @@ def test_zero_gradients_keep_the_initial_weights(given, precision) -> None:
 
 
 @settings
+@pytest.mark.parametrize("dim", [1, 8])
+def test_the_least_weights_stay_small(given, dim) -> None:
+    """Also where the squares under a norm are subnormal, with few digits."""
+    rows = 600
+    start = (10.0 ** torch.linspace(-46, -15, rows)).view(rows, 1).expand(rows, dim)
+    module = make_module(
+        OptimType.FTRL, [(rows, dim)], learning_rate=0.1, preserve_initial_weight=True, **given
+    )
+    fill(module, [start])
+    output = module(torch.arange(rows), torch.arange(rows + 1))
+    output.backward(torch.zeros_like(output))
+    assert float(module.split_embedding_weights()[0].abs().max()) < 1e-6
+
+
+@settings
 def test_without_preserving_they_are_lost(given) -> None:
     (start,) = random_tables([(ROWS, 8)])
     module = _filled(start, **{**given, "preserve_initial_weight": False})

@@ -210,7 +210,10 @@ def test_mistakes_are_one_line(
 
     (tmp_path / "there").mkdir()
     assert f"{tmp_path / 'there'} exists" in error(row_wise, tmp_path / "there")
-    assert f"{tmp_path} is not a checkpoint or a run folder" in error(tmp_path, tmp_path / "out")
+    assert f"cannot read {tmp_path}: there is no complete" in error(tmp_path, tmp_path / "out")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert f"{tmp_path / 'link'} exists" in error(row_wise, tmp_path / "link")
+    (tmp_path / "link").unlink()
     (tmp_path / "out.partial").mkdir()
     assert "out.partial exists, left by an interrupted export" in error(row_wise, tmp_path / "out")
     (tmp_path / "file").touch()
@@ -232,6 +235,16 @@ def test_parameters_of_another_model_are_refused(row_wise: Path, tmp_path: Path)
     write_tensors({**parameters, "linear.bias": bias, "more": torch.zeros(1)}, dense, {})
     with pytest.raises(SparseModelError, match=r"it lacks \[\] and has \['more'\]"):
         load_model(tmp_path / "out", config.model, examples)
+    write_tensors({**parameters, "linear.bias": torch.zeros(2)}, dense, {})
+    with pytest.raises(SparseModelError, match=r"holds another model: .*mismatch for linear\.bias"):
+        load_model(tmp_path / "out", config.model, examples)
+    dense.write_bytes(dense.read_bytes()[:-1])
+    with pytest.raises(SparseModelError, match=r"cannot read .*dense\.safetensors"):
+        load_model(tmp_path / "out", config.model, examples)
+    dense.unlink()
+    with pytest.raises(SparseModelError, match=r"cannot read .*dense\.safetensors"):
+        load_model(tmp_path / "out", config.model, examples)
+    write_tensors({**parameters, "linear.bias": bias}, dense, {})
     (tmp_path / "out" / "deep.safetensors").unlink()
     with pytest.raises(SparseModelError, match=r"lacks .*deep\.embedding_bags\.deep_f0\.weight"):
         load_model(tmp_path / "out", config.model, examples)

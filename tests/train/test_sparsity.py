@@ -181,6 +181,16 @@ def test_the_command_reads_a_single_checkpoint(
     assert sorted(run.rglob("*")) == before
 
 
+def test_a_single_checkpoint_may_be_the_current_folder_or_a_link(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = run / "checkpoints" / "step-0000000010"
+    (tmp_path / "best").symlink_to(step)
+    assert open_run(tmp_path / "best").progress.step == 10
+    monkeypatch.chdir(step)
+    assert open_run(Path()).progress.step == 10
+
+
 def test_the_picture_goes_on_to_the_checkpoint(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts of the history and that of the tables in the checkpoint itself."""
     drawn: list[History] = []
@@ -202,6 +212,13 @@ def test_norms_of_rows_by_hand() -> None:
     assert norms.counts.sum() == 3
     assert norms.edges[0] == pytest.approx(-30) and norms.edges[-1] == pytest.approx(np.log10(5))
     assert norms_of_rows(torch.zeros(3, 1)).counts.sum() == 0
+
+
+def test_norms_that_differ_by_rounding_alone_share_a_bin() -> None:
+    norms = torch.tensor([1.0, 1.0 + 2**-49], dtype=torch.float64)
+    found = norms_of_rows((10.0 * norms).view(2, 1))
+    assert found.counts.max() == found.counts.sum() == 2
+    assert found.edges[0] < 1.0 < found.edges[-1]
 
 
 def test_tables_are_those_of_the_checkpoint(run: Path) -> None:
@@ -237,7 +254,9 @@ def test_what_is_no_checkpoint_is_one_line(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sparsity.main([str(tmp_path)]) == 2
-    assert f"ERROR {tmp_path} is not a checkpoint or a run folder: " in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert f"ERROR cannot read {tmp_path}: there is no complete checkpoint in {tmp_path}" in text
+    assert "; checkpoint.every_steps makes runs save some" in text
     assert sparsity.main([str(run), "--picture", str(tmp_path / "no" / "p.png")]) == 2
     assert f"ERROR cannot write {tmp_path / 'no' / 'p.png'}" in capsys.readouterr().err
     short = tmp_path / "step-0000000001"
@@ -248,6 +267,23 @@ def test_what_is_no_checkpoint_is_one_line(
     data.write_bytes(data.read_bytes()[:-1])
     assert sparsity.main([str(short)]) == 2
     assert "not a complete checkpoint: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\x80\x04\x8c\x01\xff.", b"\x80\x04NN\x93.", b"cnothing\nhere\n."]
+)
+def test_a_damaged_list_of_tensors_is_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes
+) -> None:
+    """Pickles that raise UnicodeDecodeError, TypeError or UnpicklingError, ModuleNotFoundError."""
+    folder = tmp_path / "step-0000000016"
+    shutil.copytree(run / "checkpoints" / folder.name, folder)
+    path = folder / ".metadata"
+    path.write_bytes(damage.ljust(path.stat().st_size, b"\0"))
+    assert sparsity.main([str(folder)]) == 2
+    text = capsys.readouterr().err
+    assert f"ERROR cannot read {folder}: its .metadata is damaged: " in text
+    assert text.count("\n") == 1
 
 
 def test_the_train_command_has_the_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,8 @@ _NAMES = Names(
     },
 )
 
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
 
 def from_dynamicemb(
     values: Any,
@@ -101,7 +103,7 @@ def to_dynamicemb(
         states: "linear" and "accum", float ``[rows, D]`` each; with ``multiply_linear_by_lr``,
             linear is divided by the learning rate: the same while that is constant.
         hyperparameters: Of ``OptimType.FTRL``; the defaults for those left out.
-        dtype: The DynamicEmb table's, float16 and bfloat16 included. It is also that of the states
+        dtype: The DynamicEmb table's: float32, float16 or bfloat16. It is also that of the states
             there, which lose what does not fit into it.
 
     Returns:
@@ -111,9 +113,11 @@ def to_dynamicemb(
         HyperparameterError: ``l21_reg`` or ``l2_shrinkage_reg`` is not 0, which is all that
             DynamicEmb has, or a value is not legal.
         TypeError: An array is no numpy array or tensor of floats.
-        ValueError: Shapes differ, a value is too large for ``dtype``, or a row waits for
-            ``preserve_initial_weight``.
+        ValueError: Shapes differ, ``dtype`` is another, a value is too large for it, or a row waits
+            for ``preserve_initial_weight``.
     """
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype={dtype} is not legal; give one of {', '.join(map(str, _DTYPES))}")
     arguments = _NAMES.write(hyperparameters)
     own = plain(checked_own(states, hyperparameters), hyperparameters)
     embedding, _ = with_weights(weights, own)

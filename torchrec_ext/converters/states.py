@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,10 @@ def float32(name: str, value: Any, dims: int = 2) -> Tensor:
         ValueError: It has other dimensions, or values that are not finite in float32.
     """
     try:
-        tensor = torch.as_tensor(value)
+        with warnings.catch_warnings():
+            # Arrays mapped from a file, say; the tensor is only read.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
             f"{name} is a {type(value).__name__}; give a numpy array or a tensor of floats"

@@ -22,6 +22,7 @@ class _Shard:
     """A shard of the table on this rank: where it begins, and views of what it has."""
 
     module: TableBatchedEmbeddingBags
+    number: int  # of the table in the module
     place: tuple[int, ...]
     weights: Tensor
     states: dict[str, Tensor]
@@ -59,8 +60,9 @@ def load_table(
         KeyError: No table has this name.
         TypeError: An array is no numpy array or tensor of floats.
         ValueError: Shapes are not the table's, the table is not trained by ``OptimType.FTRL`` of
-            this package, or its hyperparameters are others. Nothing was changed on this rank; the
-            last two are noticed by ranks that have shards of the table.
+            this package, its hyperparameters are others, or its dtype cannot hold a weight. Nothing
+            was changed on this rank; the last three are noticed by ranks that have shards of the
+            table.
     """
     own_weights, own_states = with_weights(weights, states)
     shards, size = _shards_of(model, table)
@@ -71,10 +73,12 @@ def load_table(
         )
     for shard in shards:
         _check_hyperparameters(table, shard.module, hyperparameters)
+        _check_range(table, shard.weights.dtype, own_weights)
     for shard in shards:
         shard.weights.copy_(own_weights[shard.region])
         for name, state in shard.states.items():
             state.copy_(own_states[name][shard.region])
+        shard.module.loaded_weights.loaded_with_states([shard.module.table_labels[shard.number]])
         if shard.module.lxu_cache_weights.numel() > 0:
             shard.module.reset_cache_states()  # the cache has the rows as they were
 
@@ -163,7 +167,7 @@ def _views(
     module.flush()
     weights, states = module.split_embedding_weights(), module.get_optimizer_state()
     for number, place in places.items():
-        yield _Shard(module, place, weights[number], states[number])
+        yield _Shard(module, number, place, weights[number], states[number])
 
 
 def _collection_of(model: nn.Module, table: str | int) -> Any:
@@ -217,3 +221,11 @@ def _check_hyperparameters(
                 f"belong to {name}={wanted[name]!r}; build the model with fused_params that hold "
                 "the converted hyperparameters, or leave it out here if another value is meant"
             )
+
+
+def _check_range(table: str | int, dtype: torch.dtype, weights: Tensor) -> None:
+    if not bool(weights.to(dtype).isfinite().all()):
+        raise ValueError(
+            f"table {table!r} is {dtype}, which cannot hold weights up to "
+            f"{float(weights.abs().max()):g}; build the model with float32 tables"
+        )

@@ -1,9 +1,8 @@
 """Column shards of tables whose dim is no multiple of 4.
 
 TorchRec's planner cuts a table into shards of equal width, the least divisor of its dim that is a
-multiple of 4 and at least ``min_partition``, and leaves a table whole that has none. On the CPU a
-width needs to be no multiple of 4 for our module, so tables whose dim is none are cut by the same
-rule without that condition.
+multiple of 4 and at least ``min_partition``, and leaves a table whole that has none. Our module
+takes every width, so tables whose dim is none are cut by the same rule without that condition.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ def cut(enumerator: EmbeddingEnumerator, options: Iterable[ShardingOption]) -> N
         options: Its options; ``shards`` of those that column shards suit are replaced, without a
             rank and without estimates.
     """
-    if enumerator._compute_device != "cpu":
-        return
     odd = [option for option in options if _is_whole_and_odd(option)]
     states = states_by_option(odd, enumerator._sharder_data_map)
     for option, ours in zip(odd, states, strict=True):

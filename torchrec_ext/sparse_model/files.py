@@ -14,14 +14,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from torchrec_ext.sparse_model.errors import SparseModelError
-from torchrec_ext.sparse_model.tables import SparseCollection, SparseTable, prune_collection
+from torchrec_ext.sparse_model.tables import (
+    DTYPES,
+    POOLINGS,
+    SparseCollection,
+    SparseTable,
+    prune_collection,
+)
+from torchrec_ext.sparsity import row_id_dtype
 
 FORMAT = "torchrec_ext.sparse_model"
 #: Counts changes after which older versions of this package read a file wrongly.
@@ -114,7 +120,9 @@ def read(path: str | Path) -> SparseCollection:
         raise SparseModelError(f"{path} is cut short or is no safetensors file: {text}") from error
     try:
         return _collection(json.loads(metadata["collection"]), tensors)
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
+        raise SparseModelError(f"{path} is damaged: it has no {error}") from error
+    except (TypeError, ValueError) as error:
         raise SparseModelError(f"{path} is damaged: {error}") from error
 
 
@@ -154,18 +162,29 @@ def _collection(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Sp
     tables = tuple(_table(each, tensors) for each in content["tables"])
     if not tables:
         raise ValueError("it has no table")
+    if len({table.pooling is None for table in tables}) > 1:
+        raise ValueError("some of its tables have a pooling, others have none")
     return SparseCollection(tables, content["is_weighted"], content["need_indices"])
 
 
 def _table(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SparseTable:
     name, rows = content["name"], content["rows"]
     ids, weight = tensors[f"{name}.row_ids"], tensors[f"{name}.weight"]
+    if content["pooling"] not in (*POOLINGS, None):
+        raise ValueError(f"table {name!r} has the pooling {content['pooling']!r}")
+    if ids.dim() != 1 or ids.dtype != row_id_dtype(rows):
+        raise ValueError(
+            f"table {name!r} has row ids {tuple(ids.shape)} {ids.dtype}, expected [kept] "
+            f"{row_id_dtype(rows)}"
+        )
     expected = (len(ids), content["dim"])
-    if weight.shape != expected or weight.dtype != getattr(torch, content["dtype"]):
+    if weight.shape != expected or str(weight.dtype) != f"torch.{content['dtype']}":
         raise ValueError(
             f"table {name!r} has weights {tuple(weight.shape)} {weight.dtype}, expected {expected} "
             f"{content['dtype']}"
         )
+    if weight.dtype not in DTYPES:
+        raise ValueError(f"table {name!r} has weights {weight.dtype}")
     if len(ids) > 0 and not (
         int(ids[0]) >= 0 and int(ids[-1]) < rows and bool((ids.diff() > 0).all())
     ):

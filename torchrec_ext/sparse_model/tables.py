@@ -12,6 +12,9 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from torchrec_ext.sparsity import nonzero_rows, row_id_dtype
 
+POOLINGS = ("sum", "mean")
+DTYPES = (torch.float32, torch.float16)
+
 
 @dataclass(frozen=True)
 class SparseTable:
@@ -81,7 +84,7 @@ def prune_table(
     Raises:
         TypeError: ``weight`` is of another dtype.
     """
-    if weight.dtype not in (torch.float32, torch.float16):
+    if weight.dtype not in DTYPES:
         raise TypeError(f"table {name!r} is {weight.dtype}; sparse models are float32 or float16")
     kept = nonzero_rows(weight).nonzero().flatten()
     ids = kept.to(row_id_dtype(len(weight))).cpu()

@@ -104,7 +104,7 @@ def find(folder: Path, label: str) -> Path:
     Raises:
         UserError: There is no complete checkpoint.
     """
-    if is_name(folder):
+    if is_name(folder.resolve()):  # it may be given as "." or by a link
         found = problem(folder)
         if found is not None:
             raise UserError(f"{label}: not a complete checkpoint: {found}")
@@ -112,7 +112,10 @@ def find(folder: Path, label: str) -> Path:
     parent = folder / CHECKPOINTS
     checkpoints = complete(parent)
     if not checkpoints:
-        raise UserError(f"{label}: there is no complete checkpoint in {parent}")
+        raise UserError(
+            f"{label}: there is no complete checkpoint in {parent}; checkpoint.every_steps makes "
+            "runs save some, in folders named step-<step>"
+        )
     return checkpoints[-1]
 
 

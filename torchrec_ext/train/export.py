@@ -74,7 +74,7 @@ def export(checkpoint: Path, out: Path, check: bool) -> int:
     Raises:
         UserError: ``out`` exists or cannot be written, or the checkpoint cannot be read.
     """
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise UserError(f"{out} exists; remove it or choose another folder")
     run = open_run(checkpoint)
     with _new_folder(out) as partial:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torchmetrics.functional.classification import binary_auroc
@@ -52,15 +53,21 @@ def load_model(folder: Path, config: ModelConfig, examples: Examples) -> Model:
         examples: Any part of the data set, for the names and sizes of its features.
 
     Raises:
-        SparseModelError: A file is not a sparse model that this version reads, or the parameters
-            are not those of ``config``.
+        SparseModelError: A file cannot be read or is not a sparse model that this version reads,
+            or the parameters are not those of ``config``.
     """
     model = build_model(config, examples)
     files = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.name != DENSE]
     collections = [path.name.removesuffix(SUFFIX) for path in files]
     for path, collection in zip(files, collections, strict=True):
         model.set_submodule(collection, sparse_model.load(path))
-    found = model.load_state_dict(load_file(folder / DENSE), strict=False, assign=True)
+    try:
+        found = model.load_state_dict(load_file(folder / DENSE), strict=False, assign=True)
+    except (OSError, SafetensorError) as error:
+        raise SparseModelError(f"cannot read {folder / DENSE}: {error}") from error
+    except RuntimeError as error:  # sizes differ
+        text = " ".join(str(error).split())
+        raise SparseModelError(f"{folder} holds another model: {text}") from error
     loaded = tuple(f"{collection}." for collection in collections)
     missing = [name for name in found.missing_keys if not name.startswith(loaded)]
     if missing or found.unexpected_keys:

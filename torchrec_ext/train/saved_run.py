@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +126,7 @@ def open_run(folder: Path) -> SavedRun:
         UserError: There is no complete checkpoint of ``torchrec-ext train``, or this version
             does not read it.
     """
-    found = checkpoint_folder.find(folder, f"{folder} is not a checkpoint or a run folder")
+    found = checkpoint_folder.find(folder, f"cannot read {folder}")
     progress = read_progress(found)
     try:
         config = Config.model_validate(progress.config)
@@ -135,8 +134,10 @@ def open_run(folder: Path) -> SavedRun:
         raise UserError(f"{found} is of another version: {explain(error, Config)}") from error
     try:
         metadata = dcp.FileSystemReader(found).read_metadata().state_dict_metadata
-    except (OSError, EOFError, pickle.UnpicklingError) as error:
+    except OSError as error:
         raise UserError(f"cannot read {found}: {error}") from error
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to call for
+        raise UserError(f"cannot read {found}: its .metadata is damaged: {error}") from error
     tensors = {k: v for k, v in metadata.items() if isinstance(v, TensorStorageMetadata)}
     tables = _tables(tensors, progress.features)
     keys = {table.key for table in tables}

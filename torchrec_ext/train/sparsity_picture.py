@@ -15,6 +15,8 @@ from torchrec_ext.train.history import History
 from torchrec_ext.train.report import draw_zeros
 
 _BINS = 40
+# Of log10 of the norms; there are no bins between norms that differ by rounding alone.
+_LEAST_RANGE = 1e-6
 _COLUMNS = 4
 
 
@@ -39,7 +41,10 @@ def norms_of_rows(weight: torch.Tensor) -> RowNorms:
     # float64: squares of small weights are no zeros there.
     norms = torch.linalg.vector_norm(weight[kept], dim=1, dtype=torch.float64)
     finite = norms[norms.isfinite()].log10().numpy()
-    counts, edges = np.histogram(finite, bins=_BINS)
+    low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 1.0)
+    if high - low < _LEAST_RANGE:
+        low, high = low - 0.5, low + 0.5
+    counts, edges = np.histogram(finite, bins=_BINS, range=(low, high))
     return RowNorms(counts, edges, 1 - int(kept.sum()) / max(len(weight), 1))
 
 
