@@ -22,7 +22,7 @@ from .test_sparse_model import bags
 
 def test_the_file_describes_itself(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    sparse_model.save(bags(PoolingType.MEAN), path, optimizers={"some": "ftrl"})
+    sparse_model.save(bags(PoolingType.MEAN), path, optimizers={"some": OptimType.FTRL})
     with safe_open(path, framework="pt") as stored:
         metadata = stored.metadata()
         assert stored.get_tensor("some.row_ids").dtype == torch.int32

@@ -110,7 +110,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if own:
             raise HyperparameterError(
                 f"torchrec_ext.optim.{type(self).__name__}: a parameter group sets "
-                f"{', '.join(own)}; give hyperparameters as keywords"
+                f"{', '.join(own)}; it may set {', '.join(sorted(self.defaults))}"
             )
         super().add_param_group(param_group)
 

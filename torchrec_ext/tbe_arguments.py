@@ -143,7 +143,8 @@ def check_tables(
         _check_placement(name, dim, location, device)
         if (device == ComputeDevice.CUDA) != on_cuda:
             raise ValueError(
-                f"table {name!r} is on {device}, table {names[0]!r} on {embedding_specs[0][3]}; "
+                f"table {name!r} is on {device.name}, table {names[0]!r} on "
+                f"{embedding_specs[0][3].name}; "
                 "the tables of one module are on one kind of device"
             )
     precision = fbgemm_keywords.get("weights_precision", SparseType.FP32)
@@ -220,12 +221,12 @@ def _check_placement(name: str, dim: int, location: Any, device: ComputeDevice) 
         return
     if device != ComputeDevice.CUDA:
         raise ValueError(
-            f"table {name!r} is on {device}; torchrec_ext has kernels for CPU and CUDA"
+            f"table {name!r} is on {device.name}; torchrec_ext has kernels for CPU and CUDA"
         )
     missing = cuda.load()
     if missing is not None:
         raise ValueError(
-            f"table {name!r} is on {device}, but {missing}; {cuda.HOW_TO_BUILD}, or use "
+            f"table {name!r} is on {device.name}, but {missing}; {cuda.HOW_TO_BUILD}, or use "
             "ComputeDevice.CPU with EmbeddingLocation.HOST"
         )
     if dim > cuda.MAX_DIM:
@@ -235,6 +236,6 @@ def _check_placement(name: str, dim: int, location: Any, device: ComputeDevice) 
         )
     if location not in CUDA_LOCATIONS:
         raise ValueError(
-            f"table {name!r} is on {device} with {location}; use one of "
+            f"table {name!r} is on {device.name} with {location.name}; use one of "
             f"{[each.name for each in CUDA_LOCATIONS]}"
         )

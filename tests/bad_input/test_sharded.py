@@ -208,7 +208,7 @@ def test_checkpoint(name):
 
 
 GROUPS = (
-    "constraints that leave no plan",
+    "tables that do not fit, constraints that leave no plan",
     "plan that drops the optimizer",
     "dtype of a batch",
     "feature that is missing",

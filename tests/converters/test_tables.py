@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -284,9 +285,25 @@ def test_hyperparameters_that_are_left_out_may_differ() -> None:
     weights, states, given = _trained_there(ROWS, DIM)
     module = module_for({**given, "learning_rate": 0.2})
     some = {name: value for name, value in given.items() if name != "learning_rate"}
-    load_table(module, "t", weights, states, some)
+    with pytest.warns(UserWarning, match="'t': the states stand for other weights in"):
+        load_table(module, "t", weights, states, some)
     assert torch.equal(read_table(module, "t")[1]["accum"], states["accum"])
     # The form of the states is compared even so.
     multiplied = module_for({**given, "multiply_linear_by_lr": True})
     with pytest.raises(ValueError, match="multiply_linear_by_lr"):
         load_table(multiplied, "t", weights, states, {})
+
+
+@pytest.mark.parametrize("dim", [4, 7])
+def test_weights_that_states_do_not_stand_for_are_told_by_row(dim) -> None:
+    weights, states, hyperparameters = _trained_there(ROWS, dim)
+    module = make_module(OptimType.FTRL, [(ROWS, dim)], **hyperparameters)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_table(module, 0, weights, states, hyperparameters)
+    row = int((states["linear"] != 0).all(1).nonzero()[0])
+    wrong = np.array(weights)
+    wrong[row] += 0.5
+    with pytest.warns(UserWarning, match=rf"table 0: .* in 1 rows.* row {row} has"):
+        load_table(module, 0, wrong, states, hyperparameters)
+    assert np.array_equal(module.split_embedding_weights()[0], wrong.astype(np.float32))

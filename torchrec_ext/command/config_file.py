@@ -13,7 +13,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from torchrec_ext.command.errors import UserError
-from torchrec_ext.command.sections import Section, did_you_mean
+from torchrec_ext.command.sections import Section
+from torchrec_ext.spelling import did_you_mean
 
 Kind = TypeVar("Kind", bound=Section)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,6 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.optimizers import SPECS, HyperparameterError
+from torchrec_ext.spelling import did_you_mean
 
 # FBGEMM's own optimizers, for comparisons: type -> hyperparameters and their defaults. FBGEMM's
 # CPU modules know no others.
@@ -25,21 +25,6 @@ OPTIM_TYPE_OF_NAME: dict[str, OptimType] = {optim.name.lower(): optim for optim 
 ShardingTypeName = Literal[
     "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"
 ]
-
-
-def did_you_mean(given: str, legal: Sequence[str], prefix: str = "") -> str:
-    """Suggest the nearest legal name, as the end of an error message; empty if none is near.
-
-    Args:
-        given: What the user wrote.
-        legal: What would have been legal.
-        prefix: Text to put before the suggested name.
-    """
-    close = [name for name in legal if given and name.startswith(given)]
-    close = close or difflib.get_close_matches(given, legal, n=1, cutoff=0.5)
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
-
-
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 # Rows of FBGEMM's own modules are multiples of 4 columns, those of ours have any width.
 Dim = Annotated[int, Field(ge=4, le=2048, multiple_of=4)]

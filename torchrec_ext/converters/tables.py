@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,11 @@ from torchrec_ext.converters.states import FTRL, STATE_NAMES, States, with_weigh
 from torchrec_ext.distributed.fused_optimizer import ours_in
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
+from torchrec_ext.weights_of_states import weights_of_states
+
+# Rows compared at once, and by how much of a weight float16 and the order of sums may be off.
+_COMPARED_ROWS = 2**16
+_ROUNDING = 0.01
 
 
 @dataclasses.dataclass
@@ -63,6 +69,10 @@ def load_table(
             this package, its hyperparameters are others, or its dtype cannot hold a weight. Nothing
             was changed on this rank; the last three are noticed by ranks that have shards of the
             table.
+
+    Warns:
+        UserWarning: The states stand for other weights, which an update of their rows returns to:
+            since the last updates the learning rate has changed, or something is wrong.
     """
     own_weights, own_states = with_weights(weights, states)
     shards, size = _shards_of(model, table)
@@ -81,6 +91,7 @@ def load_table(
         shard.module.loaded_weights.loaded_with_states([shard.module.table_labels[shard.number]])
         if shard.module.lxu_cache_weights.numel() > 0:
             shard.module.reset_cache_states()  # the cache has the rows as they were
+        _warn_of_other_weights(table, shard)
 
 
 @torch.no_grad()
@@ -228,4 +239,30 @@ def _check_range(table: str | int, dtype: torch.dtype, weights: Tensor) -> None:
         raise ValueError(
             f"table {table!r} is {dtype}, which cannot hold weights up to "
             f"{float(weights.abs().max()):g}; build the model with float32 tables"
+        )
+
+
+def _warn_of_other_weights(table: str | int, shard: _Shard) -> None:
+    """Rows without an update yet do not count: their states stand for no weight."""
+    others, worst = 0, (0.0, 0, 0.0, 0.0)
+    for first in range(0, len(shard.weights), _COMPARED_ROWS):
+        rows = slice(first, first + _COMPARED_ROWS)
+        own, states = shard.weights[rows], [state[rows] for state in shard.states.values()]
+        expected = weights_of_states(shard.module, own, states).float()
+        differences = (own.float() - expected).abs()
+        allowed = _ROUNDING * torch.maximum(own.float().abs(), expected.abs())
+        differs = (differences > allowed) & (shard.states["linear"][rows] != 0)
+        others += int(differs.any(1).sum())
+        differences = torch.where(differs, differences, 0.0)
+        if differs.any() and float(differences.max()) > worst[0]:
+            row, column = divmod(int(differences.argmax()), own.shape[1])
+            found = float(own[row, column]), float(expected[row, column])
+            worst = (float(differences.max()), shard.place[0] + first + row, *found)
+    if others:
+        warnings.warn(
+            f"table {table!r}: the states stand for other weights in {others} rows, which their "
+            f"next updates return to; row {worst[1]} has {worst[2]:g}, its states give "
+            f"{worst[3]:g}. If the learning rate has not changed since, check the order of rows "
+            "and the factors of hyperparameters",
+            stacklevel=4,
         )

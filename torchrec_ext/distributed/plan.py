@@ -65,7 +65,8 @@ def sharding_type_problem(table: str, optimizer: OptimType, sharding_type: str) 
         return None
     return (
         f"table {table!r}: sharding type {sharding_type!r} does not run "
-        f"OptimType.{optimizer.name}, every rank would train a copy of the table without it; set "
+        f"OptimType.{optimizer.name}, every rank would train a copy of the table without it; plan "
+        "with the sharders of torchrec_ext.distributed, or set "
         f"ParameterConstraints(sharding_types={list(SHARDING_TYPES[:4])}, "
         f"compute_kernels={list(KERNELS[:1])}) for it{_dense_way_out(optimizer)}"
     )

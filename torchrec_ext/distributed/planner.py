@@ -116,8 +116,8 @@ class EmbeddingShardingPlanner(planners.EmbeddingShardingPlanner):
         """Makes the plan; see TorchRec's method.
 
         Raises:
-            PlannerError: The tables do not fit with their optimizers' states, or constraints leave
-                no plan.
+            PlannerError: The tables do not fit with their optimizers' states.
+            RuntimeError: From TorchRec: constraints leave no option for a table.
         """
         hook.install()
         self._chosen, self._memory = [], None
@@ -139,8 +139,8 @@ class EmbeddingShardingPlanner(planners.EmbeddingShardingPlanner):
         """Makes the plan on rank 0 and gives it to every rank; see TorchRec's method.
 
         Raises:
-            PlannerError: See :meth:`plan`. Every rank raises what rank 0 raised; with TorchRec's
-                planner the others wait for a plan that does not come.
+            PlannerError, RuntimeError: See :meth:`plan`. Every rank raises what rank 0 raised; with
+                TorchRec's planner the others wait for a plan that does not come.
         """
         group = pg or dist.group.WORLD
         assert group is not None, "call torch.distributed.init_process_group() first"

@@ -29,11 +29,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.model_parallel import DMPCollection
 
-from torchrec_ext import ops
 from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.distributed.plan import PlanError
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
+from torchrec_ext.weights_of_states import weights_of_states
 
 # Temporary memory: 8 bytes an element of these rows, and about 40 bytes a row of those.
 _CHECKSUM_ROWS = 1 << 14
@@ -231,31 +231,13 @@ def _write_seeds(module: TableBatchedEmbeddingBags, rows: Sequence[Tensor]) -> N
 
 @torch.no_grad()
 def _derive_weights(module: TableBatchedEmbeddingBags, rows: Sequence[Tensor]) -> None:
-    """Gives rows, ``[table]``, the weights that follow from their states; rounded to nearest."""
-    # By an update without a gradient, which the shrinkage would make one of its own.
-    values = {**module.hyperparameters, "l2_shrinkage_reg": 0.0}
-    hyperparameters = module._spec.kernel_values(values)
+    """Gives rows, ``[table]``, the weights that follow from their states."""
     for weight, states, selected in zip(
         module.split_embedding_weights(), module.split_optimizer_states(), rows, strict=True
     ):
-        dim = weight.shape[1]
-        layout = torch.tensor([[len(weight), dim, 0, *(0 for _ in states)]])
         for part in selected.split(_DERIVED_ROWS):
-            if part.numel() == 0:
-                continue
-            ops.fused_update(
-                torch.zeros(1, dim, device=weight.device),
-                weight.view(-1),
-                [state.view(-1) for state in states],
-                layout,
-                torch.zeros(1, dtype=torch.int64),
-                part,
-                torch.tensor([0, part.numel()], device=part.device),
-                None,
-                pooling_mode=ops.POOLING_SUM,
-                optimizer=module.optim_type,
-                hyperparameters=hyperparameters,
-            )
+            own = [state[part] for state in states]
+            weight[part] = weights_of_states(module, weight[part], own)
 
 
 def _cached(original: Function) -> Function:

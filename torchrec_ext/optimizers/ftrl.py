@@ -58,7 +58,7 @@ SPEC = OptimizerSpec(
             default=0.01,
             minimum=1e-18,
             aliases=("lr",),
-            hint="FTRL divides by it: end a schedule above 0, e.g. with eta_min",
+            hint="FTRL divides by it: begin and end schedules above 0, e.g. with eta_min",
         ),
         Hyperparameter("ftrl_beta", default=0.0, minimum=0.0),
         Hyperparameter("l1_reg", default=0.0, minimum=0.0, aliases=("ftrl_l1_reg",)),

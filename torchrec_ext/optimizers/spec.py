@@ -16,6 +16,7 @@ from torchrec_ext.optimizers.hyperparameter import (
     Hyperparameter,
     HyperparameterError,
 )
+from torchrec_ext.spelling import did_you_mean
 
 AnyHyperparameter = Hyperparameter | Flag | Choice
 
@@ -173,5 +174,6 @@ class OptimizerSpec:
             raise HyperparameterError(
                 f"{self.optimizer.name} has no hyperparameter {keyword!r}; "
                 f"it has {', '.join(sorted(self.keywords))}"
+                f"{did_you_mean(keyword, sorted(self.keywords))}"
             )
         return hyperparameter

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from torchrec_ext.optim_type import OptimType
 from torchrec_ext.sparse_model.errors import SparseModelError
 from torchrec_ext.sparse_model.tables import (
     DTYPES,
@@ -38,7 +39,7 @@ SUFFIX = ".safetensors"
 def save(
     collection: EmbeddingBagCollection | EmbeddingCollection,
     path: str | Path,
-    optimizers: Mapping[str, str] | None = None,
+    optimizers: Mapping[str, str | OptimType] | None = None,
 ) -> None:
     """Write the rows of a collection that are not zero.
 

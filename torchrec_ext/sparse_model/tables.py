@@ -10,6 +10,7 @@ from torch import Tensor
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, pooling_type_to_str
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from torchrec_ext.optim_type import OptimType
 from torchrec_ext.sparsity import nonzero_rows, row_id_dtype
 
 POOLINGS = ("sum", "mean")
@@ -94,7 +95,7 @@ def prune_table(
 
 def prune_collection(
     collection: EmbeddingBagCollection | EmbeddingCollection,
-    optimizers: Mapping[str, str] | None = None,
+    optimizers: Mapping[str, str | OptimType] | None = None,
 ) -> SparseCollection:
     """Copy the rows of a collection that are not zero.
 
@@ -124,7 +125,7 @@ def prune_collection(
             config.name,
             tuple(config.feature_names),
             pooling_type_to_str(config.pooling) if hasattr(config, "pooling") else None,
-            optimizers.get(config.name),
+            _name_of(optimizers.get(config.name)),
         )
         for config in configs
     )
@@ -147,3 +148,7 @@ def _tables_of(
             "one)"
         )
     return {name: module.weight for name, module in modules.items()}, list(configs)
+
+
+def _name_of(optimizer: str | OptimType | None) -> str | None:
+    return optimizer.name.lower() if isinstance(optimizer, OptimType) else optimizer
