@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,4 +88,20 @@ def in_place_of_the_cpu_kernels() -> Iterator[None]:
         mock.patch.object(ops, "_is_on_device", lambda _: True),
         mock.patch.object(cuda, "check_available", lambda _: None),
     ):
+        yield
+
+
+_OF_THE_CPU = (
+    (ops, "_LIBRARY", ops._LIBRARY),
+    (ops, "_is_on_device", ops._is_on_device),
+    (cuda, "check_available", cuda.check_available),
+)
+
+
+@contextmanager
+def those_of(module: torch.nn.Module) -> Iterator[None]:
+    """Within ``in_place_of_the_cpu_kernels``: a module on the CPU has the CPU's kernels again."""
+    with ExitStack() as stack:
+        for owner, name, own in _OF_THE_CPU if module.use_cpu else ():
+            stack.enter_context(mock.patch.object(owner, name, own))
         yield

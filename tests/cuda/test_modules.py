@@ -70,7 +70,8 @@ def _train(module: TableBatchedEmbeddingBags, like: TableBatchedEmbeddingBags) -
         gradient = torch.randn(6, sum(dim for _, dim in SHAPES))
         for each in (module, like):
             each.set_learning_rate(0.1 / (step + 1))
-            run_forward(each, batch).backward(gradient)
+            with kernels.those_of(each):
+                run_forward(each, batch).backward(gradient)
 
 
 def _pair(optimizer: OptimType, managed: tuple[int, ...] = (), **keywords):

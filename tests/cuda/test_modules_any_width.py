@@ -18,6 +18,7 @@ from torchrec_ext import OptimType, any_width, ops
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
 
 from ..modules import (
+    CASES,
     HYPERPARAMETERS,
     assert_same_bits,
     fill,
@@ -62,7 +63,8 @@ def _pair(
 ) -> tuple[TableBatchedEmbeddingBags, TableBatchedEmbeddingBags]:
     """The same module as on a device and on the CPU."""
     modules = [
-        make_module(optimizer, shapes, **HYPERPARAMETERS[optimizer], **keywords) for _ in range(2)
+        make_module(optimizer, shapes, **{**HYPERPARAMETERS[optimizer], **keywords})
+        for _ in range(2)
     ]
     tables = random_tables(shapes)
     for module in modules:
@@ -77,15 +79,17 @@ def _step(
     outputs, weights = [], []
     for module in pair:
         given = None if batch.weights is None else batch.weights.clone().requires_grad_()
-        outputs.append(module(batch.indices.clone(), batch.offsets.clone(), given, **keywords))
+        with kernels.those_of(module):
+            outputs.append(module(batch.indices.clone(), batch.offsets.clone(), given, **keywords))
         weights.append(given)
     found, expected = outputs
     assert found.dtype == expected.dtype and found.shape == expected.shape
     tolerance = 1e-5 if found.dtype == torch.float32 else 2**-10
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     gradient = torch.randn(found.shape).to(found.dtype)
-    for output in outputs:
-        output.backward(gradient)
+    for module, output in zip(pair, outputs, strict=True):
+        with kernels.those_of(module):
+            output.backward(gradient)
     assert_same_bits(_values(pair[0]), _values(pair[1]))
     if batch.weights is not None:
         assert_same_bits([weights[0].grad], [weights[1].grad])
@@ -109,6 +113,23 @@ def test_trains_with_the_cpus_bits(optimizer, pooling, lookups) -> None:
     assert int(pair[0].iter) == pair[0].step == 3
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("FTRL-")])
+@pytest.mark.parametrize("shapes", [SHAPES, [(7, 133), (9, 260), (3, 1)]], ids=["narrow", "wide"])
+def test_ftrls_extensions_under_new_hyperparameters_and_after_a_reset(name, shapes) -> None:
+    """Rows that were never updated, some again; `l21_reg` leaves some of its rows at zero."""
+    _, given = CASES[name]
+    pair = _pair(OptimType.FTRL, shapes, **given)
+    for step in range(4):
+        if step == 2:
+            for module in pair:
+                module.set_learning_rate(0.05)
+                module.update_hyper_parameters({"l21_reg": 1000.0 * given.get("l21_reg", 0.0)})
+                module.reset_optimizer_states(0, [0, 2])
+        _step(pair, random_batch([rows for rows, _ in shapes], EXAMPLES, 5))
+    zero = torch.cat([(table == 0.0).all(1) for table in pair[1].split_embedding_weights()])
+    assert ("l21_reg" in given) == bool(zero.any()) and not bool(zero.all())
+
+
 @pytest.mark.parametrize("precision", [SparseType.FP32, SparseType.FP16])
 @pytest.mark.parametrize("output", [SparseType.FP32, SparseType.FP16])
 def test_dtypes_of_weights_and_output(precision, output) -> None:
@@ -127,7 +148,8 @@ def test_an_output_in_bfloat16() -> None:
     torch.testing.assert_close(found.float(), expected, rtol=2**-8, atol=1e-5)
     gradient = torch.randn(found.shape).bfloat16()
     found.backward(gradient)
-    expected.backward(gradient.float())
+    with kernels.those_of(like):
+        expected.backward(gradient.float())
     assert_same_bits(_values(module), _values(like))
 
 
