@@ -253,7 +253,7 @@ def _differences(
     if changed:
         yield (
             f"the checkpoint was written with other hyperparameters: {'; '.join(changed)} now; "
-            "hyperparameters are not loaded"
+            "hyperparameters are not loaded, nor is a scheduler's learning rate: set them again"
         )
 
 

@@ -7,7 +7,6 @@ sizes are replaced here by room for the saved one, which ``load_state_dict`` the
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -57,30 +56,29 @@ def prepare(state_dict: dict[str, Any], metadata: Metadata, partial: bool) -> No
         _make_room(states, table, own, saved.get(f"{place}{table}", {}))
 
 
-@contextlib.contextmanager
-def without_empty(state_dict: dict[str, Any]) -> Iterator[None]:
-    """While open, a state dict has no dicts in which there is nothing, at any depth.
+def part_of_this_rank(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What a rank has of a nested state dict: no sharded tensors of others, no dicts of nothing.
 
-    A rank without tables has such a dict for their states, and would ask the checkpoint for it.
+    torch asks the checkpoint for empty dicts, and for dicts of plain values as a whole where a
+    sharded tensor has no shard here: then it takes the checkpoint for one of torch 2.3.
 
     Args:
-        state_dict: Changed in place; the dicts come back at the end.
+        content: The state dict.
+
+    Returns:
+        New dicts, with the same values.
     """
-    empty = list(_taken_out(state_dict))
-    try:
-        yield
-    finally:
-        for content, key, value in reversed(empty):
-            content[key] = value
+    part = {
+        key: part_of_this_rank(value) if isinstance(value, dict) else value
+        for key, value in content.items()
+    }
+    return {key: value for key, value in part.items() if not _is_elsewhere(value)}
 
 
-def _taken_out(content: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Takes empty dicts out; yields where each was."""
-    for key, value in list(content.items()):
-        if isinstance(value, dict):
-            yield from _taken_out(value)
-            if not value:
-                yield content, key, content.pop(key)
+def _is_elsewhere(value: Any) -> bool:
+    if isinstance(value, ShardedTensor):
+        return not value.local_shards()
+    return isinstance(value, dict) and not value
 
 
 def _described(
@@ -201,8 +199,12 @@ def _prepared(original: Function) -> Function:
 def _planned(original: Function) -> Function:
     @functools.wraps(original)
     def create_local_plan(self: Any) -> Any:
-        with without_empty(self.original_state_dict):
+        whole = self.original_state_dict
+        self.original_state_dict = part_of_this_rank(whole)
+        try:
             return original(self)
+        finally:
+            self.original_state_dict = whole
 
     return create_local_plan
 
