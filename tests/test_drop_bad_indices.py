@@ -169,7 +169,7 @@ def test_a_table_without_rows_drops_every_lookup() -> None:
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_other_values_are_refused(value) -> None:
-    with pytest.raises(ValueError, match=rf"tables \[0\]: drop_bad_indices={value!r}"):
+    with pytest.raises(ValueError, match=rf"tables \['0'\]: drop_bad_indices={value!r}"):
         make_module(OptimType.FTRL, [(3, 4)], drop_bad_indices=value)
 
 

@@ -88,7 +88,7 @@ class TableBatchedEmbeddingBags(OptimizerClock):
     ) -> None:
         spec = spec_of(optimizer)
         fbgemm_keywords, hyperparameters = split_keywords(spec, keywords)
-        names = keywords.get("table_names") or list(range(len(embedding_specs)))
+        names = keywords.get("table_names") or [str(t) for t in range(len(embedding_specs))]
         try:
             resolved = spec.resolve(hyperparameters)
             max_gradient = max_gradient_of(fbgemm_keywords)
