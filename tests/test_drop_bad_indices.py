@@ -183,5 +183,5 @@ def test_offsets_that_no_bag_can_have_are_refused() -> None:
 
 def test_refused_on_cuda_before_anything_is_allocated() -> None:
     table = (3, 4, EmbeddingLocation.DEVICE, ComputeDevice.CUDA)
-    with pytest.raises(ValueError, match=r"\[0\]: drop_bad_indices=True runs on the CPU only"):
+    with pytest.raises(ValueError, match=r"\['0'\]: drop_bad_indices=True runs on the CPU only"):
         TableBatchedEmbeddingBags([table], optimizer=OptimType.FTRL, drop_bad_indices=True)

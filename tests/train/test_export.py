@@ -15,10 +15,10 @@ from torchrec_ext.command.config_file import load_config
 from torchrec_ext.command.errors import UserError
 from torchrec_ext.sparse_model import SparseModelError
 from torchrec_ext.sparse_model.files import write_tensors
-from torchrec_ext.train import export, export_check
+from torchrec_ext.train import export, exported
 from torchrec_ext.train.config import Config
 from torchrec_ext.train.data import load
-from torchrec_ext.train.export_check import load_model
+from torchrec_ext.train.exported import load_model
 from torchrec_ext.train.saved_run import open_run
 
 from .outcomes import read_tensors
@@ -225,7 +225,7 @@ def test_parameters_of_another_model_are_refused(row_wise: Path, tmp_path: Path)
     assert export.main([str(row_wise), str(tmp_path / "out"), "--no-check"]) == 0
     config = load_config(Config, str(tmp_path / "out" / "config.yaml"))
     examples = load(config.data).train
-    dense = tmp_path / "out" / export_check.DENSE
+    dense = tmp_path / "out" / exported.DENSE
     parameters = load_file(dense)
     bias = parameters.pop("linear.bias")
     dense.unlink()

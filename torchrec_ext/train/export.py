@@ -21,7 +21,8 @@ from torchrec_ext.sparse_model import SparseCollection, SparseModelError, prune_
 from torchrec_ext.sparse_model.files import SUFFIX, write_tensors
 from torchrec_ext.sparsity import TableSparsity, format_sparsity, measure
 from torchrec_ext.train.data import load
-from torchrec_ext.train.export_check import DENSE, Comparison, compare
+from torchrec_ext.train.export_check import Comparison, compare
+from torchrec_ext.train.exported import DENSE
 from torchrec_ext.train.saved_run import SavedRun, open_run
 
 LOGGER = logging.getLogger(__name__)
