@@ -57,12 +57,18 @@ def test_every_test_that_a_page_names_exists(page: Path) -> None:
 
 
 def test_every_cell_of_the_features_names_a_test() -> None:
-    lines = (ROOT / "docs" / "features.md").read_text().splitlines()
+    page = (ROOT / "docs" / "features.md").read_text()
+    lines = page.splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
     rows = [row for row in rows if row[0] != "---" and row[-3:] != ["stock", "FTRL", "Adam"]]
     assert len(rows) > 30
+    used: set[str] = set()
     for feature, *cells in rows:
         assert len(cells) == 3, feature
         for cell in cells:
-            assert TEST_NAME.search(cell), f"{feature}: {cell}"
+            numbers = re.findall(r"\bT(\d+)\b", cell)
+            assert numbers, f"{feature}: {cell}"
             assert cell.startswith(("works", "fails: ")), f"{feature}: {cell}"
+            used.update(numbers)
+    listed = re.findall(rf"^- T(\d+):\s+{TEST_NAME.pattern}$", page, re.MULTILINE)
+    assert sorted(used, key=int) == [number for number, *_ in listed]
