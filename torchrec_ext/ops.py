@@ -106,9 +106,7 @@ def fused_update(
             offsets are device-side assertions, which end the process's use of the device.
     """
     if _is_on_device(weights):
-        cuda.check_available("fused_update")
-        if tables is None:
-            tables = device_layout(table_layout, feature_table_map, weights.device)
+        tables = _device_tables("fused_update", weights, table_layout, feature_table_map, tables)
         if scalars is None:
             scalars = step_scalars(hyperparameters, step, weights.device)
     _LIBRARY.fused_update(
@@ -173,9 +171,9 @@ def per_sample_weight_grad(
         RuntimeError: As :func:`fused_update`.
     """
     if _is_on_device(weights):
-        cuda.check_available("per_sample_weight_grad")
-        if tables is None:
-            tables = device_layout(table_layout, feature_table_map, weights.device)
+        tables = _device_tables(
+            "per_sample_weight_grad", weights, table_layout, feature_table_map, tables
+        )
     return _LIBRARY.per_sample_weight_grad(
         grad_output,
         weights,
@@ -228,9 +226,7 @@ def lookup(
             f"lookup got weights on {weights.device}; it runs on CUDA, and FBGEMM's lookup on the "
             "CPU takes any dim"
         )
-    cuda.check_available("lookup")
-    if tables is None:
-        tables = device_layout(table_layout, feature_table_map, weights.device)
+    tables = _device_tables("lookup", weights, table_layout, feature_table_map, tables)
     _LIBRARY.lookup(
         output,
         weights,
@@ -240,9 +236,8 @@ def lookup(
         offsets,
         per_sample_weights,
         pooling_mode,
-        feature_bags=None if variable_batch is None else variable_batch.feature_bags,
-        gradient_offsets=None if variable_batch is None else variable_batch.gradient_offsets,
         device_layout=tables.layout,
+        **_batch_arguments(variable_batch),
     )
 
 
@@ -250,13 +245,32 @@ def _is_on_device(weights: Tensor) -> bool:
     return weights.is_cuda
 
 
+def _device_tables(
+    op: str,
+    weights: Tensor,
+    table_layout: Tensor,
+    feature_table_map: Tensor,
+    tables: DeviceTables | None,
+) -> DeviceTables:
+    """The tables for an op on a device: those given, or made for this call."""
+    cuda.check_available(op)
+    return tables or device_layout(table_layout, feature_table_map, weights.device)
+
+
+def _batch_arguments(batch: VariableBatch | None) -> dict[str, Tensor | None]:
+    """Batch sizes that differ, as arguments of the ops."""
+    return {
+        "feature_bags": None if batch is None else batch.feature_bags,
+        "gradient_offsets": None if batch is None else batch.gradient_offsets,
+    }
+
+
 def _batch_and_tables(
     batch: VariableBatch | None, tables: DeviceTables | None
 ) -> dict[str, Tensor | None]:
     """Both as arguments of the ops."""
     return {
-        "feature_bags": None if batch is None else batch.feature_bags,
-        "gradient_offsets": None if batch is None else batch.gradient_offsets,
+        **_batch_arguments(batch),
         "device_layout": None if tables is None else tables.layout,
         "managed_weights": None if tables is None else tables.managed_weights,
         "cache_weights": None if tables is None else tables.cache_weights,

@@ -144,8 +144,7 @@ def check_tables(
         if (device == ComputeDevice.CUDA) != on_cuda:
             raise ValueError(
                 f"table {name!r} is on {device.name}, table {names[0]!r} on "
-                f"{embedding_specs[0][3].name}; "
-                "the tables of one module are on one kind of device"
+                f"{embedding_specs[0][3].name}; the tables of one module are on one kind of device"
             )
     precision = fbgemm_keywords.get("weights_precision", SparseType.FP32)
     if precision not in PRECISIONS and not (on_cuda and precision == SparseType.BF16):

@@ -12,7 +12,7 @@ from torchrec_ext import ops
 from ..cuda_shim.library import FORWARD, RANDOM, REVERSE
 from . import cases
 from .cases import Case
-from .test_kernels import FACTORS, case_of, name_of
+from .test_kernels import FACTORS, assert_devices_agree, name_of
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 
@@ -41,17 +41,7 @@ SEGMENTS = (1, 2, 31, 32, 33, 63, 64, 65, 1000, 1023, 1024, 1025, 2049)
 
 @pytest.mark.parametrize("factors", COVERING, ids=name_of)
 def test_any_two_features_together(factors: dict[str, Any]) -> None:
-    case = case_of(factors)
-    call = cases.make_call(case)
-    with cases.running(factors["order"], factors["multiprocessors"]):
-        if case.max_gradient == 0.0:
-            cases.assert_same_memory(cases.update_on_cuda(call), cases.update_on_cpu(call))
-        else:
-            cases.assert_updates_agree(call)
-        if case.pooling != ops.POOLING_NONE:
-            required = torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.int32)
-            cases.assert_weight_gradients_agree(call)
-            cases.assert_weight_gradients_agree(call, required)
+    assert_devices_agree(factors)
 
 
 @pytest.mark.parametrize("variant", tuple(cases.VARIANTS))

@@ -16,7 +16,7 @@ from torchrec_ext.converters.states import FTRL, STATE_NAMES, States, with_weigh
 from torchrec_ext.distributed.fused_optimizer import ours_in
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
-from torchrec_ext.weights_of_states import weights_of_states
+from torchrec_ext.weights_of_states import write_weights_of_states
 
 # Rows compared at once, and by how much of a weight float16 and the order of sums may be off.
 _COMPARED_ROWS = 2**16
@@ -247,8 +247,11 @@ def _warn_of_other_weights(table: str | int, shard: _Shard) -> None:
     others, worst = 0, (0.0, 0, 0.0, 0.0)
     for first in range(0, len(shard.weights), _COMPARED_ROWS):
         rows = slice(first, first + _COMPARED_ROWS)
-        own, states = shard.weights[rows], [state[rows] for state in shard.states.values()]
-        expected = weights_of_states(shard.module, own, states).float()
+        own, states = shard.weights[rows], [state[rows].clone() for state in shard.states.values()]
+        derived = own.clone()
+        numbers = torch.arange(len(own), device=own.device)
+        write_weights_of_states(shard.module, derived, states, numbers)
+        expected = derived.float()
         differences = (own.float() - expected).abs()
         allowed = _ROUNDING * torch.maximum(own.float().abs(), expected.abs())
         differs = (differences > allowed) & (shard.states["linear"][rows] != 0)

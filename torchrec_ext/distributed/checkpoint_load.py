@@ -39,10 +39,9 @@ def load(
     check_steps(optimizer, state_dict)
     check_states(optimizer, state_dict)
     given = dict(state_dict.get("state", {}))
+    tables = list(parameters_of_ours(optimizer))
     rowwise: list[Callable[[], None]] = []
-    for part, weight, key in parameters_of_ours(optimizer):
-        if are_states_hidden():
-            continue
+    for part, weight, key in () if are_states_hidden() else tables:
         table, saved = part.saved_tables[weight], given[key]
         names = [] if part.is_dtensor else table.rowwise
         # What TorchRec would copy one to one: these are written below, or no part of the module.
@@ -50,8 +49,7 @@ def load(
         given[key] = {**saved, **own}
         for name in names:
             rowwise.append(functools.partial(table.write_rowwise, name, saved[name]))
-    ours = {key for _, _, key in parameters_of_ours(optimizer)}
-    for key in optimizer.params.keys() & given.keys() - ours:
+    for key in optimizer.params.keys() & given.keys() - {key for _, _, key in tables}:
         given[key] = _without_description(key, given[key])
     complete = {**state_dict, "state": given}
     check_others(optimizer, complete)

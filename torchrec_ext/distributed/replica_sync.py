@@ -33,7 +33,7 @@ from torchrec_ext.distributed.patching import Function, Seam
 from torchrec_ext.distributed.plan import PlanError
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.tbe import TableBatchedEmbeddingBags
-from torchrec_ext.weights_of_states import weights_of_states
+from torchrec_ext.weights_of_states import write_weights_of_states
 
 # Temporary memory: 8 bytes an element of these rows, and about 40 bytes a row of those.
 _CHECKSUM_ROWS = 1 << 14
@@ -236,8 +236,7 @@ def _derive_weights(module: TableBatchedEmbeddingBags, rows: Sequence[Tensor]) -
         module.split_embedding_weights(), module.split_optimizer_states(), rows, strict=True
     ):
         for part in selected.split(_DERIVED_ROWS):
-            own = [state[part] for state in states]
-            weight[part] = weights_of_states(module, weight[part], own)
+            write_weights_of_states(module, weight, states, part)
 
 
 def _cached(original: Function) -> Function:

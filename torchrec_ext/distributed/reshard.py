@@ -104,11 +104,9 @@ def restore(snapshot: Snapshot, collection: Any, process_group: dist.ProcessGrou
         entries = {c.name: known[c.name] for c in part.tables if c.name in known}
         entry = _common_entry(entries)
         if entry is not None:
-            part.module.update_hyper_parameters(entry.hyperparameters)
+            part.update_hyper_parameters(entry.hyperparameters)
             part.module.set_optimizer_step(entry.step)
             part.module.loaded_weights.go_on({name: each.loads for name, each in entries.items()})
-            for group in part.param_groups:
-                group["lr"] = part.module.get_learning_rate()
 
 
 def _common_entry(entries: Mapping[str, TableSnapshot]) -> TableSnapshot | None:

@@ -30,7 +30,7 @@ from torchrec_ext.distributed.planner import EmbeddingShardingPlanner, ShardMemo
 from torchrec_ext.optim_type import OptimType
 from torchrec_ext.train.config import Config, DenseOptimizerConfig
 from torchrec_ext.train.model import Model, deep_tables, wide_tables
-from torchrec_ext.train.tables import initialise_tables
+from torchrec_ext.train.tables import WIDE, initialise_tables
 
 # FBGEMM's optimizers under the names of the configuration. The class tells TorchRec's planner how
 # much memory the states take; the enum decides what runs.
@@ -107,7 +107,7 @@ def describe_plan(plan: ShardingPlan, config: Config) -> list[list[str]]:
             shards = sharding.sharding_spec.shards
             count = max(s.shard_offsets[0] + s.shard_sizes[0] for s in shards)
             dim = max(s.shard_offsets[1] + s.shard_sizes[1] for s in shards)
-            wide = table.startswith("wide_")
+            wide = table.startswith(WIDE)
             rows.append(
                 [
                     table,

@@ -113,7 +113,7 @@ def initialise_tables(model: nn.Module, seed: int, wide_start: str = "zeros") ->
         wide_start: Of wide tables: ``zeros``, or ``uniform`` for what the others get.
     """
     for shard in local_shards(model):
-        if shard.table.startswith("wide_") and wide_start == "zeros":
+        if shard.table.startswith(WIDE) and wide_start == "zeros":
             shard.weight.zero_()
         else:
             _draw(shard, seed)
