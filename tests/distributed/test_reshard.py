@@ -51,7 +51,8 @@ def _train(optimizer: OptimType, sharding_type: str, tables: tuple[str, ...]) ->
             for table, place, states in _local_states(sharded)
         },
         "clocks": {int(m.iter) for m in models.modules_by_table(sharded).values()},
-        "rates": {m.get_learning_rate() for m in models.modules_by_table(sharded).values()},
+        "rates": {m.get_learning_rate() for m in models.modules_by_table(sharded).values()}
+        | {group["lr"] for group in sharded.module.ebc.fused_optimizer.param_groups},
     }
 
 
